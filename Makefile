@@ -1,0 +1,73 @@
+# Everything runs in a virtual environment that make creates and fills from the lock files;
+# only make and Python 3.11, 3.12 or 3.13 are needed. `make help` lists the targets.
+
+VENV ?= .venv
+
+# The interpreter that creates $(VENV): the first of these that is 3.11-3.13 and has the venv module.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+		2>/dev/null && { echo $$p; break; }; done)
+
+# CUDA=1 makes `make train` install jax's CUDA packages too, CUDA= leaves them out;
+# by default they are installed where nvidia-smi lists a GPU.
+CUDA ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo 1)
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help train test test-all lint format lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+train: $(VENV)/.installed $(if $(CUDA),$(VENV)/.installed-cuda) ## Train PPO; options go in ARGS="..."
+	$(BIN)/python cleanba/cleanba_ppo_fit.py $(ARGS)
+
+test: $(VENV)/.installed ## Run the tests, without the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(VENV)/.installed ## Run all the tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed ## Check style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed ## Fix style where it can be fixed, and format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+lock: ## Regenerate the lock files (needs poetry >= 2 with poetry-plugin-export)
+	poetry lock
+	sed -i 's,^description = .*://.*,description = "",' poetry.lock  # the locks name no address, not even in a blurb
+	poetry export --without-urls -E track -E hub -E video -E plot -E dev -o requirements.lock
+	poetry export --without-urls --all-extras -o requirements-cuda.lock
+
+clean: ## Remove the virtual environment and the tools' caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+
+# The stamps: installed once, and again when the project file or a lock file changes.
+$(VENV)/.installed: pyproject.toml requirements.lock | $(BIN)/python
+	@echo "Installing the packages of requirements.lock into $(VENV) (about 1 minute) ..."
+	@$(PIP_INSTALL) --require-hashes -r requirements.lock
+	@$(PIP_INSTALL) --no-deps -e .
+	@touch $@
+
+# requirements-cuda.lock is requirements.lock and jax's CUDA packages.
+$(VENV)/.installed-cuda: requirements-cuda.lock $(VENV)/.installed
+	@echo "Installing the CUDA packages of requirements-cuda.lock into $(VENV) (over 3 GB to download) ..."
+	@$(PIP_INSTALL) --require-hashes -r requirements-cuda.lock
+	@touch $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11, 3.12 or 3.13 with the venv module was found." \
+		"Install one (on Debian or Ubuntu: apt install python3 python3-venv)," \
+		"or name one: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+		{ echo "error: $(PYTHON) is not a Python 3.11, 3.12 or 3.13 with the venv module;" \
+		"name another: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version) ..."
+	@$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,1 @@
+"""Train deep-RL agents with the Sebulba architecture in JAX."""

@@ -1,0 +1,38 @@
+"""Draw the learning curves of runs: python -m cleanrl_utils.plot_curve runs/A runs/B --out curves.png"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+
+def plot_runs(run_dirs: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> None:
+    """Mean return of recently finished games over environment steps, one line per run."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for run_dir, label in zip(run_dirs, labels or [d.name for d in run_dirs], strict=True):
+        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        rows = [row for row in rows if "charts/avg_episodic_return" in row]
+        steps = [row["global_step"] for row in rows]
+        axes.plot(steps, [row["charts/avg_episodic_return"] for row in rows], linewidth=1.5, label=label)
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel("return (mean of the last 100 games)")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small", loc="upper left")
+    figure.savefig(out, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw the learning curves of runs.")
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders")
+    parser.add_argument("--out", type=Path, default=Path("learning_curve.png"))
+    parser.add_argument("--labels", nargs="+", help="one per run; default: the folders' names")
+    args = parser.parse_args()
+    plot_runs(args.runs, args.out, args.labels)
+
+
+if __name__ == "__main__":
+    main()
