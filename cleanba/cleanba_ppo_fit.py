@@ -1,0 +1,32 @@
+"""PPO with a layout and sizes that fit the machine it starts on: what `make train` runs."""
+
+import jax
+
+from cleanba.cleanba_ppo import Args, main
+
+
+def fitting_args() -> Args:
+    devices = len(jax.local_devices())
+    if (
+        jax.default_backend() == "cpu"
+    ):  # small batches, a small network, easy games: something to see in minutes
+        return Args(
+            exp_name="cleanba_ppo_fit",
+            total_timesteps=300_000,
+            atari_preset="impala",
+            local_num_envs=8,
+            num_actor_threads=1,
+            network="nature",
+        )
+    learners = tuple(range(1, devices)) or (0,)  # the first GPU acts, the others learn
+    return Args(
+        exp_name="cleanba_ppo_fit",
+        total_timesteps=10_000_000,
+        local_num_envs=64 // len(learners) * len(learners),
+        learner_device_ids=learners,
+        concurrency=True,
+    )
+
+
+if __name__ == "__main__":
+    main(fitting_args())

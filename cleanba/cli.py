@@ -1,0 +1,26 @@
+"""The `cleanba` command."""
+
+import sys
+
+USAGE = """usage: cleanba COMMAND [flags]
+
+commands:
+  ppo     train with PPO            (cleanba ppo --help lists the flags)
+"""
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["ppo", *flags]:
+            from cleanba import cleanba_ppo
+
+            cleanba_ppo.main(argv=flags)
+        case [] | ["-h" | "--help"]:
+            print(USAGE)
+        case [command, *_]:
+            sys.exit(_unknown(command))
+
+
+def _unknown(command: str) -> int:
+    print(f"cleanba: there is no command {command!r}\n\n{USAGE}", file=sys.stderr)
+    return 2

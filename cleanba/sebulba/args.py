@@ -1,0 +1,231 @@
+"""The flags that every algorithm has, and every size that follows from them, checked once."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
+
+import tyro
+
+if TYPE_CHECKING:
+    from cleanba.sebulba.topology import Topology
+
+
+class UsageError(Exception):
+    """Something the user gave cannot work. One line that names the flag and the fix; exit code 2."""
+
+
+# ------------------------------------------------------------------------------------------------- flags
+
+CHUNK_FLAGS = tyro.conf.create_mutex_group(required=False, title="gradient chunks (one of the two)")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    exp_name: str = "cleanba"
+    """name of the experiment; part of the run folder's name"""
+    seed: int = 1
+    """everything random in the run follows from it"""
+    total_timesteps: int = 50_000_000
+    """environment steps of the whole run; rounded down to whole updates"""
+    log_frequency: int = 10
+    """updates between two points in TensorBoard and two lines on the terminal"""
+    runs_dir: str = "runs"
+    """where the run's folder is made"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    env_id: str = "Breakout-v5"
+    """any EnvPool environment with discrete actions"""
+    atari_preset: Literal["machado", "impala"] = "machado"
+    """Atari settings: machado (sticky actions, all 18 actions, whole games) or impala (no sticky actions,
+    minimal action set, a lost life ends an episode); other environments ignore it"""
+    local_num_envs: int = 64
+    """environments per actor thread"""
+    num_steps: int = 128
+    """steps of each environment per update"""
+    env_threads: int | None = None
+    """EnvPool's threads per actor thread; default: the cores shared out, two kept free on machines with over
+    four. Changes no result"""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    actor_device_ids: tuple[int, ...] = (0,)
+    """devices that choose actions; may overlap with the learners'"""
+    learner_device_ids: tuple[int, ...] = (0,)
+    """devices that share the gradient"""
+    num_actor_threads: int = 2
+    """actor threads per actor device, each with its own environments"""
+    concurrency: bool = False
+    """act with the params of the update before the last one (policy lag 1), so that acting and learning
+    overlap; off: they take turns (lag 0)"""
+    inference_batch: int | None = None
+    """rows per call of the policy; default: all environments of a thread. Can change the last bits"""
+    gradient_chunk: Annotated[int, CHUNK_FLAGS] = 256
+    """most rows per learner device in one gradient program; an optimizer step sums its chunks. Bounds memory;
+    can change the last bits"""
+    gradient_accumulation_steps: Annotated[int | None, CHUNK_FLAGS] = None
+    """chunks per minibatch, instead of a largest chunk size"""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """precision of the network's layers; params, optimizer and losses are always float32"""
+
+
+@dataclass(frozen=True)
+class Network:
+    network: Literal["auto", "impala", "nature", "mlp"] = "auto"
+    """auto: impala for images, mlp otherwise"""
+    channels: tuple[int, ...] = (16, 32, 32)
+    """channels of the impala network's stages"""
+    hiddens: tuple[int, ...] = (256,)
+    """widths of the dense layers before the two heads"""
+
+
+@dataclass(frozen=True)
+class Learning:
+    learning_rate: float = 2.5e-4
+    """of the optimizer, at the start"""
+    anneal_lr: bool = True
+    """lower the learning rate linearly to 0 over the run"""
+    gamma: float = 0.99
+    """discount"""
+    num_minibatches: int = 4
+    """optimizer steps per pass over the batch"""
+    ent_coef: float = 0.01
+    """weight of the entropy bonus"""
+    vf_coef: float = 0.5
+    """weight of the value loss"""
+    max_grad_norm: float = 0.5
+    """gradients with a larger global norm are scaled down to it"""
+
+
+@dataclass(frozen=True)
+class RunArgs(Learning, Network, Hardware, Environment, Experiment):
+    """What the machinery reads. An algorithm's arguments add its own group to these."""
+
+
+Args = TypeVar("Args", bound=RunArgs)
+
+
+def parse_args(default: Args, *, prog: str, description: str, argv: list[str] | None = None) -> Args:
+    """The flags of the command line over `default`. `--help` has one group per dataclass above."""
+    groups = [cls for cls in reversed(type(default).__mro__) if _has_own_flags(cls)]
+    nested = dataclasses.make_dataclass(
+        "Flags", [(cls.__name__.lower(), cls, field(default=_part_of(default, cls))) for cls in groups]
+    )
+    flags: Any = tyro.cli(
+        nested, args=argv, prog=prog, description=description, config=(tyro.conf.OmitArgPrefixes,)
+    )
+    given = {name: value for group in vars(flags).values() for name, value in vars(group).items()}
+    return dataclasses.replace(default, **given)
+
+
+def _has_own_flags(cls: type) -> bool:
+    """Groups do; the sums of groups that inherit from them only change defaults."""
+    return dataclasses.is_dataclass(cls) and not any(map(dataclasses.is_dataclass, cls.__bases__))
+
+
+def _part_of(args: RunArgs, group: Any) -> Any:
+    return group(**{f.name: getattr(args, f.name) for f in dataclasses.fields(group)})
+
+
+# ------------------------------------------------------------------------------------------------ checks
+
+MAY_BE_ZERO = {"seed", "ent_coef", "vf_coef", "actor_device_ids", "learner_device_ids"}
+FRACTIONS = {"gamma", "gae_lambda"}  # from 0 to 1; every other number must be above 0
+
+
+def check_ranges(args: RunArgs) -> None:
+    for name, value in vars(args).items():
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            flag = f"--{name.replace('_', '-')} {number}"
+            if not math.isfinite(number):
+                raise UsageError(f"{flag} is not finite; give a number")
+            if name in FRACTIONS and not 0 <= number <= 1:
+                raise UsageError(f"{flag} is out of range; give a number from 0 to 1")
+            if name in MAY_BE_ZERO and number < 0:
+                raise UsageError(f"{flag} is negative; give 0 or more")
+            if name not in MAY_BE_ZERO | FRACTIONS and number <= 0:
+                raise UsageError(f"{flag} is too small; give a number above 0")
+    if args.seed >= 2**32:
+        raise UsageError(f"--seed {args.seed} is too large; give a number below 2^32 = {2**32}")
+    if not args.hiddens:
+        raise UsageError("--hiddens is empty; give at least one width")
+    if not args.channels:
+        raise UsageError("--channels is empty; give at least one number of channels")
+
+
+def check_divides(flag: str, value: int, by: int, into: str) -> None:
+    """Reject `value` unless it is a multiple of `by`, naming the nearest that are."""
+    if value % by:
+        nearest = [n for n in (value // by * by, (value // by + 1) * by) if n > 0]
+        raise UsageError(f"{flag} {value} cannot be split {into}; try {' or '.join(map(str, nearest))}")
+
+
+class BatchPlan(NamedTuple):
+    """Every size that follows from the flags. Rows are transitions; T is num_steps."""
+
+    num_steps: int
+    actors: int  # actor threads of this process
+    envs_per_actor: int
+    learners: int  # learner devices of this process
+    envs_per_learner: int
+    num_envs: int  # of all processes
+    batch_size: int  # T * num_envs: rows per update, of all processes
+    updates: int
+    num_minibatches: int
+    inference_batch: int  # rows per `act` call
+    chunks: int  # gradient programs per minibatch
+    chunk_rows: int  # rows of each on one learner, the last one padded
+
+    @staticmethod
+    def create(args: RunArgs, topology: "Topology") -> "BatchPlan":
+        check_ranges(args)
+        learners = len(topology.learner_ids)
+        check_divides(
+            "--local-num-envs",
+            args.local_num_envs,
+            learners,
+            f"over {learners} learners (--learner-device-ids)",
+        )
+        inference_batch = args.inference_batch or args.local_num_envs
+        if args.local_num_envs % inference_batch:
+            fits = [b for b in range(1, args.local_num_envs + 1) if args.local_num_envs % b == 0]
+            nearest = sorted(sorted(fits, key=lambda b: abs(b - inference_batch))[:2])
+            raise UsageError(
+                f"--inference-batch {inference_batch} does not divide --local-num-envs "
+                f"{args.local_num_envs}; try {' or '.join(map(str, nearest))}"
+            )
+        actors = len(topology.actor_ids) * args.num_actor_threads
+        num_envs = topology.processes * actors * args.local_num_envs
+        batch_size = args.num_steps * num_envs
+        if args.total_timesteps < batch_size:
+            raise UsageError(
+                f"--total-timesteps {args.total_timesteps} is less than one update of {args.num_steps} steps "
+                f"x {num_envs} environments; give at least {batch_size}"
+            )
+        envs_per_learner = actors * args.local_num_envs // learners
+        rows = args.num_steps * envs_per_learner // args.num_minibatches
+        chunks = args.gradient_accumulation_steps or math.ceil(rows / args.gradient_chunk)
+        if chunks > rows:
+            raise UsageError(
+                f"--gradient-accumulation-steps {chunks} is more than the {rows} rows that a learner has in "
+                f"a minibatch; give at most {rows}"
+            )
+        return BatchPlan(
+            num_steps=args.num_steps,
+            actors=actors,
+            envs_per_actor=args.local_num_envs,
+            learners=learners,
+            envs_per_learner=envs_per_learner,
+            num_envs=num_envs,
+            batch_size=batch_size,
+            updates=args.total_timesteps // batch_size,
+            num_minibatches=args.num_minibatches,
+            inference_batch=inference_batch,
+            chunks=chunks,
+            chunk_rows=math.ceil(rows / chunks),
+        )

@@ -1,0 +1,199 @@
+"""Environments: EnvPool behind a small adapter, and the Atari presets."""
+
+import difflib
+import functools
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import envpool
+import gymnasium.spaces as spaces
+import numpy as np
+
+from cleanba.sebulba.args import RunArgs, UsageError
+
+# gymnasium complains of the bounds in EnvPool's own spaces
+warnings.filterwarnings("ignore", message=".*precision lowered by casting to float32")
+
+ATARI_COMMON = dict(
+    use_fire_reset=True,  # some games wait for FIRE at the start
+    reward_clip=True,  # to -1, 0, 1 for learning; reported returns are raw (Mnih et al. 2015)
+    max_episode_steps=27_000,  # 108,000 frames (Machado et al. 2017, tab. 5)
+    frame_skip=4,  # Mnih et al. 2015
+    img_height=84,  # Mnih et al. 2015
+    img_width=84,
+    gray_scale=True,
+    stack_num=4,
+)
+ATARI_PRESETS: dict[str, dict[str, Any]] = {
+    "machado": dict(  # Machado et al. 2017, tab. 5
+        **ATARI_COMMON,
+        repeat_action_probability=0.25,
+        full_action_space=True,
+        episodic_life=False,
+        noop_max=1,  # EnvPool's least: sticky actions bring the randomness
+    ),
+    "impala": dict(  # Espeholt et al. 2018, tab. C.1 and G.1
+        **ATARI_COMMON,
+        repeat_action_probability=0.0,
+        full_action_space=False,
+        episodic_life=True,
+        noop_max=30,
+    ),
+}
+
+
+class EnvSpec(NamedTuple):
+    env_id: str
+    obs_shape: tuple[int, ...]
+    obs_dtype: np.dtype
+    num_actions: int
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.obs_shape) == 3 and self.obs_dtype == np.uint8
+
+
+class EnvStep(NamedTuple):
+    """What one step of N environments gave. After `terminated | truncated` the next step is a reset: EnvPool
+    ignores that action, and the row is not a transition."""
+
+    obs: np.ndarray  # [N, ...]
+    reward: np.ndarray  # f32 [N], for learning: clipped on Atari
+    terminated: np.ndarray  # bool [N], also on a lost life under episodic_life
+    truncated: np.ndarray  # bool [N]
+    raw_reward: np.ndarray  # f32 [N], for reporting
+    game_over: np.ndarray  # bool [N]: the game ended or was cut off
+
+
+class Envs:
+    """N environments of one actor thread, stepped in sync and always in the same order."""
+
+    def __init__(self, env_id: str, options: dict[str, Any], seeds: Sequence[int], threads: int):
+        self._pool: Any = envpool.make(
+            env_id,
+            env_type="gymnasium",
+            num_envs=len(seeds),
+            env_seed=list(seeds),
+            num_threads=min(threads, len(seeds)),
+            **options,
+        )
+        self._encode = _encoding(_spaces(env_id, **options)[0])[2]
+
+    def reset(self) -> np.ndarray:
+        obs, _ = self._pool.reset()
+        return self._encode(obs)
+
+    def step(self, action: np.ndarray) -> EnvStep:
+        obs, reward, terminated, truncated, info = self._pool.step(action)
+        game_ended = info["terminated"] != 0 if "terminated" in info else terminated
+        return EnvStep(
+            obs=self._encode(obs),
+            reward=reward.astype(np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            raw_reward=info.get("reward", reward).astype(np.float32),
+            game_over=game_ended | truncated,
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class Episode(NamedTuple):
+    episodic_return: float
+    length: int
+
+
+class EpisodeTracker:
+    """Returns and lengths of finished games, over raw rewards, through lost lives, without reset rows."""
+
+    def __init__(self, num_envs: int):
+        self._return = np.zeros(num_envs, np.float64)
+        self._length = np.zeros(num_envs, np.int64)
+
+    def add(self, step: EnvStep, valid: np.ndarray) -> list[Episode]:
+        """Count one step; the games that ended with it, in the environments' order."""
+        self._return += step.raw_reward * valid
+        self._length += valid
+        ended = np.flatnonzero(step.game_over & valid)
+        episodes = [Episode(float(self._return[e]), int(self._length[e])) for e in ended]
+        self._return[ended] = 0
+        self._length[ended] = 0
+        return episodes
+
+
+# ------------------------------------------------------------------------------------- from flags to pools
+
+
+def env_options(args: RunArgs) -> dict[str, Any]:
+    """The Atari preset for Atari games; nothing for what it does not apply to."""
+    options = ATARI_PRESETS[args.atari_preset]
+    return options if options.keys() <= set(envpool.make_spec(args.env_id).config._fields) else {}
+
+
+def env_spec(args: RunArgs) -> EnvSpec:
+    """Shapes and number of actions, without starting an environment."""
+    if args.env_id not in envpool.list_all_envs():
+        known = {name.lower(): name for name in envpool.list_all_envs()}
+        nearest = [known[n] for n in difflib.get_close_matches(args.env_id.lower(), known, n=3, cutoff=0.6)]
+        hint = (
+            f"did you mean {', '.join(nearest)}?" if nearest else "envpool.list_all_envs() lists what exists"
+        )
+        raise UsageError(f"--env-id {args.env_id} is not an EnvPool environment; {hint}")
+    try:
+        observations, actions = _spaces(args.env_id, **env_options(args))
+    except ImportError as missing_system_library:
+        raise UsageError(f"--env-id {args.env_id}: {missing_system_library}") from missing_system_library
+    if not isinstance(actions, spaces.Discrete):
+        raise UsageError(
+            f"--env-id {args.env_id} has continuous actions, which are not supported yet; choose an "
+            "environment with discrete actions"
+        )
+    shape, dtype, _ = _encoding(observations)
+    return EnvSpec(args.env_id, shape, dtype, int(actions.n))
+
+
+def env_seeds(seed: int, env_ids: Sequence[int] | range) -> list[int]:
+    """The seed of each environment from its global index: neighbours, so that no two are the same, from a
+    start that is far away for every run seed. 31 bits, EnvPool's range."""
+    start = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    return [(start + e) % 2**31 for e in env_ids]
+
+
+def env_threads(args: RunArgs, actors: int) -> int:
+    """EnvPool's threads per actor. On larger machines two cores are left to Python and XLA."""
+    cores = len(os.sched_getaffinity(0))
+    return args.env_threads or max(1, (cores - 2 if cores > 4 else cores) // actors)
+
+
+@functools.cache
+def _spaces(env_id: str, **options: Any) -> tuple[Any, Any]:
+    """Of observations and of actions."""
+    spec = envpool.make_spec(env_id, **options)
+    return spec.gymnasium_observation_space, spec.gymnasium_action_space
+
+
+def _encoding(space: Any) -> tuple[tuple[int, ...], np.dtype, Callable[[Any], np.ndarray]]:
+    """Shape, dtype and encoder that make one array per environment of whatever EnvPool's space is: boxes stay
+    as they are, discrete observations become one-hot, dicts one flat vector of their entries."""
+    match space:
+        case spaces.Discrete():
+            one_hot = np.eye(int(space.n), dtype=np.float32)
+            return (int(space.n),), one_hot.dtype, lambda obs: one_hot[obs.reshape(len(obs))]
+        case spaces.Dict():
+            parts = {name: _encoding(part) for name, part in space.items()}
+            width = sum(int(np.prod(shape)) for shape, _, _ in parts.values())
+
+            def encode(obs: Any) -> np.ndarray:
+                flat = [part[2](obs[name]) for name, part in parts.items()]
+                return np.concatenate([x.reshape(len(x), -1) for x in flat], axis=1, dtype=np.float32)
+
+            return (width,), np.dtype(np.float32), encode
+        case spaces.Box(dtype=np.float64):
+            return space.shape, np.dtype(np.float32), lambda obs: obs.astype(np.float32)
+        case spaces.Box():
+            return space.shape, np.dtype(space.dtype), lambda obs: obs
+        case _:
+            raise UsageError(f"observations of the kind {type(space).__name__} are not supported")

@@ -1,0 +1,33 @@
+"""Returns over sequences that contain EnvPool's reset rows.
+
+EnvPool resets one call late: the row after an episode's last one has an action that the environment ignored.
+Such a row (`valid` False) is not a transition. Its delta and advantage are 0, so nothing flows through it,
+and its target is V(obs) of the episode's final observation, which is the bootstrap of a truncated episode.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+def gae(
+    *,
+    reward: Array,  # f32 [T, ...]
+    value: Array,  # f32 [T, ...]
+    last_value: Array,  # f32 [...], of the observation after the last step
+    terminated: Array,  # bool [T, ...]; truncated episodes bootstrap from the final observation's value
+    valid: Array,  # bool [T, ...]
+    gamma: float,
+    gae_lambda: float,
+) -> Array:
+    """Generalized advantage estimates [T, ...] (Schulman et al. 2016); targets are advantage + value."""
+    discount = gamma * (1.0 - terminated)
+    value_tp1 = jnp.concatenate([value[1:], last_value[None]])
+    delta = jnp.where(valid, reward + discount * value_tp1 - value, 0.0)
+
+    def backward(advantage_tp1, step_t):
+        delta_t, discount_t, valid_t = step_t
+        advantage_t = valid_t * (delta_t + gae_lambda * discount_t * advantage_tp1)
+        return advantage_t, advantage_t
+
+    _, advantage = lax.scan(backward, jnp.zeros_like(last_value), (delta, discount, valid), reverse=True)
+    return lax.stop_gradient(advantage)

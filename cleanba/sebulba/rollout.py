@@ -1,0 +1,88 @@
+"""Rollouts, and their way from the host to the learners."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from cleanba.sebulba.args import BatchPlan
+from cleanba.sebulba.envs import EnvSpec
+from cleanba.sebulba.topology import LEARNERS
+
+OVER_ENVS = PartitionSpec(None, LEARNERS)  # [T, N, ...], cut along N
+
+
+class Rollout(NamedTuple):
+    """T steps of N environments."""
+
+    obs: Any  #             [T+1, N, ...]; row T only for bootstrapping
+    action: Any  #     i32  [T, N]
+    logprob: Any  #    f32  [T, N], of the behaviour policy
+    value: Any  #      f32  [T, N], of the behaviour critic
+    reward: Any  #     f32  [T, N]
+    terminated: Any  # bool [T, N]
+    truncated: Any  #  bool [T, N]
+    valid: Any  #      bool [T, N], False on a reset row: not a transition
+
+
+class RolloutBuffer:
+    """One rollout on the host. Its arrays are [learners, T, N / learners, ...], so that the slice of each
+    learner is contiguous and travels without another copy."""
+
+    def __init__(self, plan: BatchPlan, env: EnvSpec):
+        def empty(dtype: Any, rows: int = plan.num_steps, shape: tuple[int, ...] = ()) -> np.ndarray:
+            return np.empty((plan.learners, rows, plan.envs_per_actor // plan.learners, *shape), dtype)
+
+        flag = np.bool_
+        self._arrays = Rollout(
+            obs=empty(env.obs_dtype, plan.num_steps + 1, env.obs_shape),
+            action=empty(np.int32),
+            logprob=empty(np.float32),
+            value=empty(np.float32),
+            reward=empty(np.float32),
+            terminated=empty(flag),
+            truncated=empty(flag),
+            valid=empty(flag),
+        )
+
+    def write(self, t: int, **rows: np.ndarray) -> None:
+        """Row t of the named arrays, each [N, ...]."""
+        for name, row in rows.items():
+            target = getattr(self._arrays, name)[:, t]
+            target[...] = row.reshape(target.shape)
+
+    def rows(self, name: str) -> np.ndarray:
+        """[T, N, ...] of one array."""
+        array = np.moveaxis(getattr(self._arrays, name), 0, 1)
+        return array.reshape(array.shape[0], -1, *array.shape[3:])
+
+    def shard_over_envs(self, mesh: Mesh, local_devices: list[jax.Device]) -> Rollout:
+        """Each local learner gets its slice; together with other processes' they are one global array. No
+        device talks to another."""
+        return Rollout(*(put_on_learners(array, OVER_ENVS, mesh, local_devices) for array in self._arrays))
+
+
+def put_on_learners(
+    slices: np.ndarray, spec: PartitionSpec, mesh: Mesh, local_devices: list[jax.Device]
+) -> jax.Array:
+    """One slice per local learner, seen as one global array that `spec` cuts along its last named axis."""
+    axis = len(spec) - 1
+    shape = list(slices.shape[1:])
+    shape[axis] *= mesh.size
+    parts = [jax.device_put(part, device) for part, device in zip(slices, local_devices, strict=True)]
+    return jax.make_array_from_single_device_arrays(tuple(shape), NamedSharding(mesh, spec), parts)
+
+
+def env_ids_of_actors(plan: BatchPlan, process: int) -> np.ndarray:
+    """[actors, N]: the global indices of each actor's environments. They count processes, then devices, then
+    threads, then environments."""
+    local = np.arange(plan.actors * plan.envs_per_actor, dtype=np.int32)
+    return (process * len(local) + local).reshape(plan.actors, plan.envs_per_actor)
+
+
+def env_ids_of_columns(plan: BatchPlan, process: int) -> np.ndarray:
+    """[learners, N]: the environments in the columns of each learner's batch, which joins its slices of the
+    actors' rollouts."""
+    slices = env_ids_of_actors(plan, process).reshape(plan.actors, plan.learners, -1)
+    return slices.swapaxes(0, 1).reshape(plan.learners, -1)

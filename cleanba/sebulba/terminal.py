@@ -1,0 +1,118 @@
+"""What a run shows: a live view on a terminal, one line per log interval elsewhere."""
+
+import time
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from cleanba.sebulba.args import BatchPlan
+from cleanba.sebulba.metrics import Row, is_logged
+
+ACTOR_ACTIVITIES = ("environment", "inference", "waiting")
+LEARNER_ACTIVITIES = ("learning", "waiting")
+
+
+class Terminal:
+    """`progress` counts the steps that each actor has done with its environments."""
+
+    def __init__(self, title: str, plan: BatchPlan, frequency: int, progress: np.ndarray, console: Console):
+        self._title = title
+        self._plan = plan
+        self._frequency = frequency
+        self._progress = progress
+        self._console = console
+        self._start = time.perf_counter()
+        self._row: Row = {}
+        self._live = Live(get_renderable=self._view, console=console, refresh_per_second=4)
+        if console.is_terminal:
+            self._live.start()
+        else:
+            console.print(title)
+
+    def write(self, row: Row) -> None:
+        self._row = row
+        if not self._console.is_terminal and is_logged(row, self._frequency, self._plan.updates):
+            self._console.print(line(row, self._plan), soft_wrap=True, highlight=False)
+
+    def close(self) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def _view(self) -> Group:
+        row, plan = self._row, self._plan
+        total = plan.updates * plan.batch_size
+        done = int(self._progress.sum()) * plan.envs_per_actor
+        elapsed = time.perf_counter() - self._start
+        left = clock((total - row["global_step"]) / row["charts/SPS"]) if "charts/SPS" in row else "–"
+
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            ProgressBar(total=total, completed=done, width=40),
+            f"{done / total:6.1%}",
+            f"{done:,} of {total:,} steps",
+        )
+        facts = Table.grid(padding=(0, 2))
+        facts.add_column(style="dim", min_width=9)
+        facts.add_row("update", f"{row.get('update', 0):,} of {plan.updates:,}")
+        facts.add_row("time", f"{clock(elapsed)} elapsed, {left} left")
+        facts.add_row("steps/s", _speeds(row))
+        facts.add_row("games", _games(row))
+        facts.add_row("losses", _losses(row))
+        facts.add_row("actors", _shares(row, "actor", ACTOR_ACTIVITIES))
+        facts.add_row("learner", _shares(row, "learner", LEARNER_ACTIVITIES))
+        return Group(Text(self._title, style="bold"), bar, facts)
+
+
+def line(row: Row, plan: BatchPlan) -> str:
+    """One update in one line."""
+    total = plan.updates * plan.batch_size
+    parts = [
+        f"update {row['update']}/{plan.updates}",
+        f"step {row['global_step']:,} ({row['global_step'] / total:.1%})",
+        f"steps/s {_speeds(row)}",
+        _games(row),
+        _losses(row),
+    ]
+    if "charts/SPS" in row:
+        parts.append(f"{clock((total - row['global_step']) / row['charts/SPS'])} left")
+    return " | ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+def _speeds(row: Row) -> str:
+    if "charts/SPS" not in row:
+        return "compiling and collecting the first batch" if not row else "first update, with compilation"
+    return f"{row['charts/SPS_update']:,.0f} now, {row['charts/SPS']:,.0f} since the first update"
+
+
+def _games(row: Row) -> str:
+    if "charts/avg_episodic_return" not in row:
+        return "none finished yet"
+    return (
+        f"return {row['charts/avg_episodic_return']:.2f}, length {row['charts/avg_episodic_length']:.0f} "
+        f"(last {row['stats/games']} games)"
+    )
+
+
+def _losses(row: Row) -> str:
+    names = ("policy_loss", "value_loss", "entropy", "approx_kl")
+    return ", ".join(
+        f"{n.removesuffix('_loss')} {row[f'losses/{n}']:.4f}" for n in names if f"losses/{n}" in row
+    )
+
+
+def _shares(row: Row, who: str, activities: tuple[str, ...]) -> str:
+    """Of the last update's time."""
+    if not row:
+        return "–"
+    seconds = row["stats/update_seconds"]
+    return ", ".join(f"{a} {row[f'stats/{who}_{a}_seconds'] / seconds:.0%}" for a in activities)
