@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 
 def plot_runs(run_dirs: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> None:
@@ -17,6 +18,7 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, labels: Sequence[str] | None 
         rows = [row for row in rows if "charts/avg_episodic_return" in row]
         steps = [row["global_step"] for row in rows]
         axes.plot(steps, [row["charts/avg_episodic_return"] for row in rows], linewidth=1.5, label=label)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 1.5M
     axes.set_xlabel("environment steps")
     axes.set_ylabel("return (mean of the last 100 games)")
     axes.grid(alpha=0.3)

@@ -7,6 +7,7 @@ over the mesh once per optimizer step.
 """
 
 from collections import deque
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +40,13 @@ class ChunkSums(NamedTuple):
     rows: Array
 
 
+class Totals(NamedTuple):
+    """What is logged of one optimizer step: sums over all learners."""
+
+    metrics: dict[str, Any]
+    rows: Any
+
+
 def global_sum(x: Array) -> Array:
     return lax.psum(x, LEARNERS)
 
@@ -57,10 +65,8 @@ class Learner:
         same, cut, each = REPLICATED, OVER_ENVS, PER_LEARNER
         self._prepare = program(self._prepare_batch, (same, cut), cut)
         self._plan_epoch = program(self._draw_minibatches, (cut, each, same, same), (each, same))
-        self._zero_sums = program(self._zeros_like_sums, (same, cut, each, same), each)
-        self._add_chunk = program(
-            self._add_chunk_sums, (same, cut, each, same, same, each), (each, each), donate=(5,)
-        )
+        self._differentiate = program(self._chunk_sums, (same, cut, each, same, same), each)
+        self._add = jax.jit(partial(jax.tree.map, jnp.add))
         self._step = program(self._optimizer_step, (same, each, same), (same, same), donate=(0,))
 
     # ------------------------------------------------------------------------------ on the host, in order
@@ -79,32 +85,39 @@ class Learner:
         for array in jax.tree.leaves(rollouts):
             array.delete()  # the batch has its own copy
         learning_rate = np.float32(self._algorithm.learning_rate(update))
-        means: list[dict[str, float]] = []
+        totals: list[Totals] = []
         for epoch in range(self._algorithm.epochs):
             slots, statistics = self._plan_epoch(batch, env_id, np.int32(update), np.int32(epoch))
-            totals = []
             for minibatch in range(self._plan.num_minibatches):
                 sums = self._minibatch_sums(state.params, batch, slots, statistics, minibatch)
                 state, total = self._step(state, sums, learning_rate)
                 totals.append(total)
-            totals = jax.device_get(totals)
-            means += [_per_row(metrics, rows) for metrics, rows in totals]
-            if self._algorithm.stop_early and self._algorithm.stop_early(
-                _per_row(*jax.tree.map(lambda *parts: sum(parts), *totals))
-            ):
+            if self._should_stop(totals[-self._plan.num_minibatches :]):
                 break
         jax.block_until_ready(state)
+        means = [_per_row(total) for total in jax.device_get(totals)]
         return state, {name: float(np.mean([step[name] for step in means])) for name in means[0]}
 
-    def _minibatch_sums(self, params: Params, batch: Batch, slots: Slots, statistics: Any, minibatch: int):
-        sums = self._zero_sums(params, batch, slots, statistics)
+    def _should_stop(self, epoch: list[Totals]) -> bool:
+        """All processes decide from the same reduced numbers."""
+        if self._algorithm.stop_early is None:
+            return False
+        total = jax.tree.map(lambda *steps: sum(steps), *jax.device_get(epoch))
+        return self._algorithm.stop_early(_per_row(total))
+
+    def _minibatch_sums(
+        self, params: Params, batch: Batch, slots: Slots, statistics: Any, minibatch: int
+    ) -> ChunkSums:
+        """The first chunk's sums, plus the second's, and so on, with few chunks in flight at a time."""
         in_flight: deque[Array] = deque()
+        sums: Any = None
         for chunk in range(self._plan.chunks):
             if len(in_flight) == MOST_IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
             index = np.array([minibatch, chunk], np.int32)
-            sums, done = self._add_chunk(params, batch, slots, statistics, index, sums)
-            in_flight.append(done)
+            more = self._differentiate(params, batch, slots, statistics, index)
+            sums = self._add(sums, more) if sums else more
+            in_flight.append(more.rows)
         return sums
 
     # ---------------------------------------------------------- on each learner: bodies of the programs
@@ -122,7 +135,8 @@ class Learner:
 
         return jax.tree.map(lambda x: x[None], slots), jax.vmap(statistics_of)(slots)
 
-    def _chunk_sums(self, params, batch, slots, statistics, minibatch, chunk) -> ChunkSums:
+    def _chunk_sums(self, params, batch, slots, statistics, index) -> ChunkSums:
+        minibatch, chunk = index
         slots = jax.tree.map(lambda x: x[0, minibatch, chunk], slots)
         statistics = jax.tree.map(lambda x: x[minibatch], statistics)
         # Without this, differentiating by replicated params would sum over the mesh at each chunk already.
@@ -133,24 +147,18 @@ class Learner:
             return loss.total, loss
 
         gradient, loss = jax.grad(total, has_aux=True)(params)
-        return ChunkSums(gradient, loss.denominator, loss.metrics, loss.rows)
+        sums = ChunkSums(gradient, loss.denominator, loss.metrics, loss.rows)
+        return jax.tree.map(lambda x: x[None], sums)
 
-    def _zeros_like_sums(self, params, batch, slots, statistics) -> ChunkSums:
-        shapes = jax.eval_shape(self._chunk_sums, params, batch, slots, statistics, 0, 0)
-        return jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), shapes)
-
-    def _add_chunk_sums(self, params, batch, slots, statistics, index, sums) -> tuple[ChunkSums, Array]:
-        chunk = self._chunk_sums(params, batch, slots, statistics, *index)
-        sums = jax.tree.map(lambda s, x: s + x[None], sums, chunk)
-        return sums, chunk.rows[None]  # something that can be waited for: the sums go on to the next chunk
-
-    def _optimizer_step(self, state: LearnerState, sums: ChunkSums, learning_rate: Array):
+    def _optimizer_step(
+        self, state: LearnerState, sums: ChunkSums, learning_rate: Array
+    ) -> tuple[LearnerState, Totals]:
         sums = jax.tree.map(lambda x: global_sum(x[0]), sums)
         denominator = jnp.maximum(sums.denominator, 1)  # a minibatch of reset rows only has none
         gradient = jax.tree.map(lambda g: g / denominator, sums.gradient)
         direction, opt_state = self._algorithm.optimizer.update(gradient, state.opt_state, state.params)
         params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
-        return LearnerState(params, opt_state), (sums.metrics, sums.rows)
+        return LearnerState(params, opt_state), Totals(sums.metrics, sums.rows)
 
 
 def copy_to(params: Params, device: jax.Device) -> Params:
@@ -163,5 +171,5 @@ def _take(batch: Batch, slots: Slots) -> Batch:
     return jax.tree.map(lambda x: x[slots.t, slots.env], batch)
 
 
-def _per_row(metrics: dict[str, Any], rows: Any) -> dict[str, float]:
-    return {name: float(value) / max(float(rows), 1.0) for name, value in metrics.items()}
+def _per_row(total: Totals) -> dict[str, float]:
+    return {name: float(value) / max(float(total.rows), 1.0) for name, value in total.metrics.items()}

@@ -13,6 +13,7 @@ import numpy as np
 import tensorboardX
 
 Row = dict[str, Any]  # one per update
+RECENT_GAMES = 100  # reported returns and lengths are means over this many finished games
 
 
 class Timer:

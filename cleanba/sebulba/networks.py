@@ -74,7 +74,9 @@ class ActorCritic(nn.Module):
         else:
             if obs.shape[1] < obs.shape[3]:  # EnvPool's pictures are [B, channels, height, width]
                 obs = jnp.moveaxis(obs, 1, 3)
-            x = self.torso(obs.astype(self.dtype) / 255)
+            on_cpu = jax.default_backend() == "cpu"
+            x = obs.astype(self.dtype) / 255
+            x = _in_equal_parts(self.torso, x) if on_cpu else self.torso(x)
             activation = nn.relu
         x = x.reshape(len(x), -1)
         for width in self.hiddens:
@@ -83,6 +85,17 @@ class ActorCritic(nn.Module):
         logits = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x)
         value = nn.Dense(1, kernel_init=orthogonal(1.0))(x)
         return logits, value[:, 0]
+
+
+def _in_equal_parts(torso: Callable[[Array], Array], x: Array) -> Array:
+    """`torso(x)`, on CPUs in parts of at most 16 rows, two at least: larger convolutions leave the cache, and
+    independent parts run on several cores (both networks: 1.2 to 2.4 times as fast). The parts have one
+    size, so that what a row gives does not depend on its place."""
+    rows = len(x)
+    parts = min(rows, max(2, -(-rows // 16)))
+    size = -(-rows // parts)
+    x = jnp.pad(x, ((0, parts * size - rows), *[(0, 0)] * (x.ndim - 1)))
+    return jnp.concatenate([torso(part) for part in jnp.split(x, parts)])[:rows]
 
 
 class Policy(NamedTuple):

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cleanba.sebulba.args import BatchPlan
-from cleanba.sebulba.metrics import Row, is_logged
+from cleanba.sebulba.metrics import RECENT_GAMES, Row, is_logged
 
 ACTOR_ACTIVITIES = ("environment", "inference", "waiting")
 LEARNER_ACTIVITIES = ("learning", "waiting")
@@ -99,7 +99,7 @@ def _games(row: Row) -> str:
         return "none finished yet"
     return (
         f"return {row['charts/avg_episodic_return']:.2f}, length {row['charts/avg_episodic_length']:.0f} "
-        f"(last {row['stats/games']} games)"
+        f"(last {min(row['stats/games'], RECENT_GAMES)} games)"
     )
 
 

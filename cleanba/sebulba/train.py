@@ -24,13 +24,21 @@ from cleanba.sebulba.args import BatchPlan, RunArgs, UsageError, parse_args
 from cleanba.sebulba.channel import Channel, ChannelClosed
 from cleanba.sebulba.envs import Envs, EnvSpec, Episode, env_options, env_seeds, env_spec, env_threads
 from cleanba.sebulba.learner import PER_LEARNER, Learner, copy_to
-from cleanba.sebulba.metrics import JsonLines, Row, TensorBoard, Timer, Writer, data_digest, params_digest
+from cleanba.sebulba.metrics import (
+    RECENT_GAMES,
+    JsonLines,
+    Row,
+    TensorBoard,
+    Timer,
+    Writer,
+    data_digest,
+    params_digest,
+)
 from cleanba.sebulba.rollout import env_ids_of_actors, env_ids_of_columns, put_on_learners
 from cleanba.sebulba.terminal import Terminal, clock
 from cleanba.sebulba.topology import Topology
 
 MakeAlgorithm = Callable[[Any, EnvSpec, BatchPlan], Algorithm]
-RECENT_GAMES = 100  # reported returns and lengths are means over this many finished games
 JOIN_SECONDS = 1.0  # for all threads to notice the end; a command does not wait longer for them
 
 
@@ -215,7 +223,8 @@ class Rows:
         self._learning_rate = learning_rate
         self._started = self._previous = time.perf_counter()
         self._first: float | None = None
-        self._games: deque[Episode] = deque(maxlen=RECENT_GAMES)
+        self._recent: deque[Episode] = deque(maxlen=RECENT_GAMES)
+        self._games = 0
 
     def make(self, news: Learned) -> Row:
         batch = self._plan.batch_size
@@ -232,12 +241,14 @@ class Rows:
             self._first = news.finished
         else:
             row["charts/SPS"] = news.update * batch / (news.finished - self._first)
-        self._games.extend(game for c in news.collected for game in c.episodes)
-        if self._games:
-            row["charts/avg_episodic_return"] = float(np.mean([g.episodic_return for g in self._games]))
-            row["charts/avg_episodic_length"] = float(np.mean([g.length for g in self._games]))
+        finished = [game for c in news.collected for game in c.episodes]
+        self._recent.extend(finished)
+        self._games += len(finished)
+        if self._recent:
+            row["charts/avg_episodic_return"] = float(np.mean([g.episodic_return for g in self._recent]))
+            row["charts/avg_episodic_length"] = float(np.mean([g.length for g in self._recent]))
         row |= {f"losses/{name}": value for name, value in news.losses.items()}
-        row["stats/games"] = len(self._games)
+        row["stats/games"] = self._games
         row["stats/update_seconds"] = seconds
         row |= {f"stats/learner_{name}_seconds": value for name, value in news.seconds.items()}
         for name in news.collected[0].seconds:
@@ -321,7 +332,7 @@ def draw_curve(run_dir: Path) -> None:
 def summary(outcome: Outcome) -> str:
     row = outcome.last_row
     speed = row.get("charts/SPS", row["charts/SPS_update"])
-    games = row["stats/games"]
+    games = min(row["stats/games"], RECENT_GAMES)
     returns = (
         f"return {row['charts/avg_episodic_return']:.2f} (last {games} games)"
         if games

@@ -1,0 +1,50 @@
+"""Eight virtual CPU devices for every test, as with JAX_NUM_CPU_DEVICES=8 in front of a command."""
+
+import os
+
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from cleanba.cleanba_ppo import Args, make_algorithm
+from cleanba.sebulba.train import Outcome, train
+
+# Most of a small run is compilation, and many tests compile the same programs.
+jax.config.update("jax_compilation_cache_dir", tempfile.mkdtemp(prefix="cleanba-tests-"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+REPO = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Train PPO in this process with small sizes; flags and the algorithm's parts can be replaced."""
+
+    def run(algorithm: dict[str, Any] | None = None, **flags: Any) -> tuple[Outcome, list[dict[str, Any]]]:
+        small: dict[str, Any] = dict(
+            env_id="CartPole-v1",
+            runs_dir=str(tmp_path),
+            local_num_envs=4,
+            num_actor_threads=1,
+            num_steps=16,
+            total_timesteps=5 * 16 * 4,
+            hiddens=(16,),
+            env_threads=2,
+        )
+        outcome = train(
+            Args(**(small | flags)), lambda *inputs: make_algorithm(*inputs)._replace(**(algorithm or {}))
+        )
+        return outcome, read_rows(outcome.run_dir)
+
+    return run
+
+
+def read_rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,127 @@
+"""Whatever fails, the run ends: soon, with the original traceback, and with everything logged so far."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from conftest import REPO, read_rows
+
+from cleanba.sebulba.actor import Actor
+from cleanba.sebulba.envs import Envs
+from cleanba.sebulba.learner import Learner
+from cleanba.sebulba.metrics import JsonLines
+
+
+def failing_after(calls, method):
+    """`method`, until it was called so often; then an exception."""
+    done = 0
+
+    def wrapped(*args, **kwargs):
+        nonlocal done
+        done += 1
+        if done > calls:
+            raise RuntimeError("boom")
+        return method(*args, **kwargs)
+
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "calls"),
+    [
+        (Actor, "choose", 40),
+        (Envs, "step", 40),
+        (Envs, "reset", 0),
+        (Learner, "update", 2),
+        (JsonLines, "write", 2),
+    ],
+    ids=["actor", "environment", "reset", "learner", "writer"],
+)
+@pytest.mark.parametrize("concurrency", [False, True], ids=["lag0", "lag1"])
+def test_an_exception_anywhere_ends_the_run(run, monkeypatch, owner, name, calls, concurrency):
+    monkeypatch.setattr(owner, name, failing_after(calls, getattr(owner, name)))
+    with pytest.raises(RuntimeError, match="boom") as caught:
+        run(num_actor_threads=2, concurrency=concurrency, total_timesteps=10_000)
+    assert any(entry.name == "wrapped" for entry in caught.traceback), "the original traceback is lost"
+    time.sleep(0.1)
+    assert not [t.name for t in threading.enumerate() if t.name.startswith(("actor", "learner"))]
+
+
+SCRIPT = """
+import time
+from cleanba import cleanba_ppo
+from cleanba.sebulba.envs import Envs
+
+step, calls = Envs.step, 0
+
+def broken_step(self, action):
+    global calls
+    calls += 1
+    if calls > 200:
+        open("failed_at", "w").write(str(time.time()))
+        raise RuntimeError("the emulator caught fire")
+    return step(self, action)
+
+Envs.step = broken_step
+cleanba_ppo.main(argv="--env-id CartPole-v1 --local-num-envs 4 --num-steps 16".split())
+"""
+
+
+def test_a_command_whose_environment_fails_shows_why_once_and_exits(tmp_path):
+    command = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert time.time() - float((tmp_path / "failed_at").read_text()) < 5
+    assert command.returncode == 1
+    assert command.stderr.count("RuntimeError: the emulator caught fire") == 1
+    assert "broken_step" in command.stderr
+
+
+def interrupt(tmp_path, flags, after_rows):
+    """Start a run, press Ctrl-C when it has logged so many rows; exit code, seconds, rows."""
+    command = subprocess.Popen(
+        [sys.executable, REPO / "cleanba/cleanba_ppo.py", *flags.split(), "--runs-dir", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
+    )
+    deadline = time.time() + 200
+    while time.time() < deadline:
+        rows = [line for path in tmp_path.glob("*/metrics.jsonl") for line in path.read_text().splitlines()]
+        if len(rows) >= after_rows and list(tmp_path.glob("*/metrics.jsonl")):
+            break
+        time.sleep(0.1)
+    time.sleep(0.5)
+    start = time.time()
+    command.send_signal(signal.SIGINT)
+    _, errors = command.communicate(timeout=30)
+    return command.returncode, time.time() - start, errors
+
+
+def test_ctrl_c_leaves_within_two_seconds_with_everything_logged(tmp_path):
+    flags = "--env-id CartPole-v1 --local-num-envs 4 --num-steps 16"
+    code, seconds, errors = interrupt(tmp_path, flags, after_rows=3)
+    assert code == 130
+    assert seconds < 2
+    assert "Traceback" not in errors and "interrupted" in errors
+    (run_dir,) = tmp_path.iterdir()
+    rows = read_rows(run_dir)
+    assert [row["update"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) >= 3
+    assert json.loads((run_dir / "args.json").read_text())["layout"] == "a0-l0-d1"
+
+
+def test_ctrl_c_does_not_wait_for_a_long_device_program(tmp_path):
+    """The first update of a large network takes minutes on a CPU; the interrupt comes in its middle."""
+    flags = (
+        "--channels 64 128 128 --local-num-envs 16 --num-actor-threads 1 --num-steps 4 --num-minibatches 1"
+    )
+    code, seconds, errors = interrupt(tmp_path, flags, after_rows=0)
+    assert code == 130
+    assert seconds < 2
+    assert "Traceback" not in errors

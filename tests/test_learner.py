@@ -1,0 +1,140 @@
+"""The learner with a loss whose gradient can be done by hand, on one device and on several."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from cleanba.cleanba_ppo import Args, minibatches
+from cleanba.sebulba.algorithm import Algorithm, Loss
+from cleanba.sebulba.args import BatchPlan
+from cleanba.sebulba.envs import EnvSpec
+from cleanba.sebulba.learner import PER_LEARNER, Learner, copy_to
+from cleanba.sebulba.rollout import RolloutBuffer, env_ids_of_actors, env_ids_of_columns, put_on_learners
+from cleanba.sebulba.topology import Topology
+
+ENV = EnvSpec("Vectors", (1,), np.dtype(np.float32), 2)
+
+
+def toy_loss(params, rows, mask, statistics):
+    """The total is w · (sum of x over valid rows), so the gradient is the mean of x over all valid rows."""
+    valid = rows["valid"] & mask
+    total = jnp.sum(params["w"] * (rows["x"] - statistics), where=valid)
+    count = jnp.sum(valid).astype(jnp.float32)
+    return Loss(total, denominator=count, metrics={"mean_x": jnp.sum(rows["x"], where=valid)}, rows=count)
+
+
+def make(topology, *, epochs=1, stop_early=None, **flags):
+    sizes = dict(num_steps=4, local_num_envs=4, num_actor_threads=2, num_minibatches=1, total_timesteps=32)
+    plan = BatchPlan.create(Args(**(sizes | flags)), topology)
+    algorithm = Algorithm(
+        init=lambda key: {"w": jnp.array(2.0)},
+        act=lambda: None,
+        prepare=lambda params, rollout: {"x": rollout.reward, "valid": rollout.valid},
+        minibatches=partial(minibatches, plan=plan),
+        statistics=lambda rows, mask, global_sum: jnp.zeros(()),
+        loss=toy_loss,
+        optimizer=optax.identity(),
+        learning_rate=lambda update: 1.0,
+        epochs=epochs,
+        stop_early=stop_early,
+    )
+    return Learner(algorithm, plan, topology.learner_mesh(), jax.random.key(0)), plan
+
+
+def data():
+    """x and valid [T=4, N=8]: valid rows are spread unevenly over the environments."""
+    rng = np.random.default_rng(3)
+    x = rng.integers(-9, 10, (4, 8)).astype(np.float32)
+    valid = rng.random((4, 8)) < np.linspace(0.1, 1.0, 8)
+    return x, valid
+
+
+def update(learner, plan, topology, x, valid):
+    mesh, devices = topology.learner_mesh(), topology.learner_devices()
+    rollouts = []
+    for env_id in env_ids_of_actors(plan, process=0):
+        buffer = RolloutBuffer(plan, ENV)
+        for t in range(plan.num_steps):
+            zeros = np.zeros(len(env_id), np.float32)
+            buffer.write(t, reward=x[t, env_id], valid=valid[t, env_id], action=zeros, obs=zeros)
+        rollouts.append(buffer.shard_over_envs(mesh, devices))
+    columns = put_on_learners(env_ids_of_columns(plan, process=0), PER_LEARNER, mesh, devices)
+    state, metrics = learner.update(learner.init(jax.random.key(0)), rollouts, columns, 0)
+    return float(state.params["w"]), metrics
+
+
+@pytest.mark.parametrize("layout", ["a0-l0", "a0-l1,2", "a0-l1,2,3,4", "a0,1-l2,3"])
+@pytest.mark.parametrize("chunk_flags", [{}, dict(gradient_accumulation_steps=3), dict(gradient_chunk=1)])
+def test_the_gradient_is_the_mean_over_all_valid_rows_of_all_learners(layout, chunk_flags):
+    topology = Topology.parse(layout)
+    threads = 2 // len(topology.actor_ids)
+    learner, plan = make(topology, num_actor_threads=threads, **chunk_flags)
+    x, valid = data()
+    w, metrics = update(learner, plan, topology, x, valid)
+    assert w == pytest.approx(2.0 - x[valid].mean(), rel=1e-6)
+    assert metrics["mean_x"] == pytest.approx(x[valid].mean(), rel=1e-6)
+    per_env_means = np.mean([x[:, e][valid[:, e]].mean() for e in range(8) if valid[:, e].any()])
+    assert abs(per_env_means - x[valid].mean()) > 0.1, "a mean of means would pass too: no test"
+
+
+def test_minibatches_are_one_optimizer_step_each_and_cover_the_batch():
+    """With w moving by each minibatch's mean, four equal minibatches move it by the sum of their means."""
+    topology = Topology.parse("a0-l1,2")
+    learner, plan = make(topology, num_minibatches=4)
+    x, _ = data()
+    w, metrics = update(learner, plan, topology, x, np.ones((4, 8), bool))
+    assert w == pytest.approx(2.0 - 4 * x.mean(), rel=1e-6)
+    assert metrics["mean_x"] == pytest.approx(x.mean(), rel=1e-5)
+
+
+def test_a_minibatch_of_reset_rows_only_moves_nothing():
+    topology = Topology.parse("a0-l0")
+    learner, plan = make(topology)
+    w, metrics = update(learner, plan, topology, data()[0], np.zeros((4, 8), bool))
+    assert w == 2.0
+    assert metrics == {"mean_x": 0.0}
+
+
+def test_an_early_stop_skips_the_remaining_epochs():
+    seen = []
+    topology = Topology.parse("a0-l1,2")
+    learner, plan = make(
+        topology,
+        epochs=5,
+        num_minibatches=2,
+        stop_early=lambda metrics: seen.append(metrics) or len(seen) == 2,
+    )
+    x, valid = data()
+    w, _ = update(learner, plan, topology, x, valid)
+    assert len(seen) == 2
+    assert all(epoch["mean_x"] == pytest.approx(x[valid].mean(), rel=1e-6) for epoch in seen)
+
+
+def test_each_epoch_draws_new_minibatches():
+    """Over two epochs of two minibatches, the order differs, so the means of the steps do."""
+    topology = Topology.parse("a0-l0")
+    learner, plan = make(topology, num_minibatches=2)
+    columns = put_on_learners(
+        env_ids_of_columns(plan, 0), PER_LEARNER, topology.learner_mesh(), topology.learner_devices()
+    )
+    batch = {"x": np.zeros((4, 8), np.float32), "valid": np.ones((4, 8), bool)}
+    drawn = {
+        (u, e): np.asarray(learner._plan_epoch(batch, columns, np.int32(u), np.int32(e))[0].t).tobytes()
+        for u in (0, 1)
+        for e in (0, 1)
+    }
+    assert len(set(drawn.values())) == 4
+
+
+def test_published_params_survive_the_next_step():
+    """The learner's own buffers are donated to the next optimizer step."""
+    topology = Topology.parse("a0-l0")
+    learner, plan = make(topology)
+    state = learner.init(jax.random.key(0))
+    copy = copy_to(state.params, jax.local_devices()[0])
+    jax.tree.map(lambda x: x.delete(), state)
+    assert float(copy["w"]) == 2.0

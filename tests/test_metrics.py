@@ -1,0 +1,151 @@
+import json
+import struct
+
+import numpy as np
+import pytest
+from rich.console import Console
+from tensorboardX.proto import event_pb2
+
+from cleanba.cleanba_ppo import Args
+from cleanba.sebulba.args import BatchPlan
+from cleanba.sebulba.metrics import JsonLines, TensorBoard, Timer, data_digest, params_digest
+from cleanba.sebulba.terminal import Terminal, clock
+from cleanba.sebulba.topology import Topology
+
+ROW = {
+    "update": 10,
+    "global_step": 163_840,
+    "seconds": 12.0,
+    "charts/SPS_update": 9_000.0,
+    "charts/SPS": 8_500.0,
+    "charts/avg_episodic_return": 12.5,
+    "charts/avg_episodic_length": 321.0,
+    "losses/policy_loss": -0.01,
+    "losses/entropy": 1.2,
+    "stats/games": 100,
+    "stats/update_seconds": 2.0,
+    "stats/actor_environment_seconds": 1.0,
+    "stats/actor_inference_seconds": 0.5,
+    "stats/actor_waiting_seconds": 0.5,
+    "stats/learner_learning_seconds": 1.5,
+    "stats/learner_waiting_seconds": 0.5,
+    "params_digest": "ab",
+}
+
+
+def test_a_timer_adds_up_and_starts_anew():
+    timer = Timer()
+    for _ in range(2):
+        with timer("a"):
+            pass
+    with pytest.raises(ZeroDivisionError), timer("b"):
+        _ = 1 / 0
+    assert set(timer.take()) == {"a", "b"}
+    assert timer.take() == {}
+
+
+# ------------------------------------------------------------------------------------------------- digests
+
+
+def test_the_params_digest_sees_one_bit_and_where_it_is():
+    params = {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
+    one, other = (
+        {k: v.copy() for k, v in params.items()},
+        {k: v.copy() for k, v in params.items()},
+    )
+    one["a"].view(np.uint32)[1] ^= 1
+    other["b"].view(np.uint32)[1] ^= 1
+    assert len({params_digest(p) for p in (params, one, other)}) == 3
+    assert params_digest(params) == params_digest({"b": params["b"], "a": params["a"]})
+
+
+def test_the_data_digest_does_not_depend_on_how_environments_are_spread():
+    rng = np.random.default_rng(0)
+    action, reward = rng.integers(0, 4, (5, 6), dtype=np.int32), rng.normal(size=(5, 6))
+    whole = data_digest([(np.arange(6), [action, reward])])
+    parts = [
+        (env_id, [action[:, env_id], reward[:, env_id]])
+        for env_id in (np.array([4, 1]), np.array([0, 5, 2, 3]))
+    ]
+    assert data_digest(parts) == whole
+    swapped = action[:, [1, 0, 2, 3, 4, 5]]
+    assert data_digest([(np.arange(6), [swapped, reward])]) != whole
+
+
+# ------------------------------------------------------------------------------------------------- writers
+
+
+def test_rows_are_on_disk_when_they_are_written(tmp_path):
+    writer = JsonLines(tmp_path / "metrics.jsonl")
+    writer.write(ROW)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == ROW
+    writer.close()
+
+
+def read_events(folder):
+    """Tags and values of an event file: records of length, checksum, data, checksum."""
+    (path,) = folder.glob("events.out.tfevents.*")
+    data, found = path.read_bytes(), []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        event = event_pb2.Event.FromString(data[12 : 12 + length])
+        found += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
+        data = data[16 + length :]
+    return found
+
+
+def test_tensorboard_gets_every_nth_row_and_the_last(tmp_path):
+    writer = TensorBoard(tmp_path, frequency=4, updates=10, hyperparameters={"seed": 1})
+    for update in range(1, 11):
+        writer.write(ROW | {"update": update, "global_step": update * 100})
+    writer.close()
+    events = read_events(tmp_path)
+    assert [step for tag, step, _ in events if tag == "charts/SPS"] == [400, 800, 1000]
+    tags = {tag for tag, _, _ in events}
+    assert {"charts/avg_episodic_return", "losses/entropy", "stats/games"} <= tags
+    assert not tags & {"params_digest", "global_step", "update"}
+
+
+# ------------------------------------------------------------------------------------------------ terminal
+
+
+def show(tmp_path, *, terminal, rows):
+    args = Args()
+    plan = BatchPlan.create(args, Topology((0,), (0,)))
+    with (tmp_path / "out").open("w+") as file:
+        console = Console(file=file, force_terminal=terminal, width=100)
+        view = Terminal("a title", plan, 10, np.array([1280, 1280]), console)
+        for row in rows:
+            view.write(row)
+        view.close()
+        return (tmp_path / "out").read_text()
+
+
+def test_elsewhere_there_is_one_line_per_log_interval(tmp_path):
+    rows = [ROW | {"update": update} for update in range(8, 22)]
+    title, *lines = show(tmp_path, terminal=False, rows=rows).splitlines()
+    assert title == "a title"
+    assert [line.split(" | ")[0] for line in lines] == ["update 10/3051", "update 20/3051"]
+    assert "return 12.50" in lines[0] and "8,500" in lines[0] and "1:37:42 left" in lines[0]
+
+
+def test_the_live_view_says_where_the_run_stands(tmp_path):
+    view = show(tmp_path, terminal=True, rows=[ROW])
+    for text in (
+        "163,840 of 49,987,584 steps",
+        "9,000 now, 8,500 since the first update",
+        "return 12.50, length 321 (last 100 games)",
+        "environment 50%, inference 25%, waiting 25%",
+        "learning 75%, waiting 25%",
+        "1:37:42 left",
+    ):
+        assert text in view
+
+
+def test_the_live_view_stands_before_the_first_update(tmp_path):
+    view = show(tmp_path, terminal=True, rows=[])
+    assert "compiling" in view and "none finished yet" in view
+
+
+def test_clock():
+    assert [clock(s) for s in (0.4, 61, 3_600 * 25 + 59.6)] == ["0:00:00", "0:01:01", "25:01:00"]

@@ -1,0 +1,104 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cleanba.cleanba_ppo import Args
+from cleanba.sebulba.args import UsageError
+from cleanba.sebulba.envs import EnvSpec
+from cleanba.sebulba.networks import act, entropy_of, logprob_of, make_policy
+
+PICTURES = EnvSpec("Pictures", (4, 84, 84), np.dtype(np.uint8), 6)
+VECTORS = EnvSpec("Vectors", (5,), np.dtype(np.float32), 3)
+SMALL = dict(channels=(4, 4), hiddens=(16,))
+
+
+def pictures(rows, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (rows, *PICTURES.obs_shape), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(("name", "env"), [("impala", PICTURES), ("nature", PICTURES), ("mlp", VECTORS)])
+def test_weights_start_orthogonal(name, env):
+    policy = make_policy(Args(network=name), env)
+    params = policy.init(jax.random.key(0))["params"]
+    heads = sorted(k for k in params if k.startswith("Dense"))[-2:]
+    for path, kernel in jax.tree_util.tree_leaves_with_path(params):
+        if kernel.ndim < 2:
+            assert (kernel == 0).all()  # biases
+            continue
+        layer = next(p.key for p in path if p.key.startswith(("Dense", "Conv", "torso")))
+        scale = {heads[0]: 0.01, heads[1]: 1.0}.get(layer, np.sqrt(2))
+        matrix = kernel.reshape(-1, kernel.shape[-1])
+        gram = matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
+        np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-4 * max(1, scale**2))
+
+
+def test_the_impala_network_has_the_known_number_of_parameters():
+    policy = make_policy(Args(), PICTURES)
+    count = sum(x.size for x in jax.tree.leaves(jax.eval_shape(policy.init, jax.random.key(0))))
+    stages = [(4, 16), (16, 32), (32, 32)]
+    convolutions = sum(9 * i * o + o + 4 * (9 * o * o + o) for i, o in stages)
+    assert count == convolutions + (11 * 11 * 32 * 256 + 256) + (256 * 6 + 6) + (256 + 1)
+
+
+def test_auto_takes_impala_for_pictures_and_mlp_otherwise():
+    key = jax.random.key(0)
+    assert "torso" in make_policy(Args(**SMALL), PICTURES).init(key)["params"]
+    assert "torso" not in make_policy(Args(**SMALL), VECTORS).init(key)["params"]
+
+
+def test_networks_that_do_not_fit_are_refused():
+    with pytest.raises(UsageError, match="--network nature needs pictures, Vectors gives .*use mlp"):
+        make_policy(Args(network="nature"), VECTORS)
+    with pytest.raises(UsageError, match="36x36"):
+        make_policy(Args(network="nature"), EnvSpec("Small", (3, 20, 20), np.dtype(np.uint8), 2))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_params_and_outputs_are_float32_whatever_is_computed_in(dtype):
+    policy = make_policy(Args(compute_dtype=dtype, **SMALL), PICTURES)
+    params = policy.init(jax.random.key(0))
+    logits, value = policy.apply(params, pictures(3))
+    assert logits.shape == (3, 6) and value.shape == (3,)
+    assert all(x.dtype == jnp.float32 for x in (logits, value, *jax.tree.leaves(params)))
+
+
+def test_channels_may_come_first_or_last():
+    policy = make_policy(Args(**SMALL), PICTURES)
+    params = policy.init(jax.random.key(0))
+    obs = pictures(2)
+    first, last = (policy.apply(params, x)[0] for x in (obs, np.moveaxis(obs, 1, 3)))
+    np.testing.assert_allclose(first, last, atol=1e-6)
+
+
+def test_logprob_and_entropy_by_hand():
+    logits = jnp.log(jnp.array([[0.5, 0.25, 0.25]])) + 3.0
+    np.testing.assert_allclose(logprob_of(logits, jnp.array([1])), np.log([0.25]), rtol=1e-6)
+    np.testing.assert_allclose(entropy_of(logits), [1.5 * np.log(2)], rtol=1e-6)
+
+
+def decide(obs, env_id, step, dtype="float32"):
+    policy = make_policy(Args(compute_dtype=dtype, **SMALL), PICTURES)
+    params = policy.init(jax.random.key(0))
+    return jax.device_get(jax.jit(lambda *x: act(policy, jax.random.key(1), params, *x))(obs, env_id, step))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_does_not_depend_on_its_batch_or_its_place_there(dtype):
+    """To the bit, for actions, log-probabilities and values. The contract's third promise stands on this."""
+    obs, env_id, step = pictures(7), np.arange(7, dtype=np.int32), np.full(7, 5, np.int32)
+    whole = decide(obs, env_id, step, dtype)
+    others = pictures(7, seed=1)
+    others[2] = obs[6]
+    moved = decide(others, np.array([9, 9, 6, 9, 9, 9, 9], np.int32), step, dtype)
+    for before, after in zip(whole, moved, strict=True):
+        assert before[6] == after[2]
+
+
+def test_keys_come_from_the_environment_and_its_step():
+    obs = np.repeat(pictures(1), 64, axis=0)
+    ids, zeros = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    over_envs, over_steps = decide(obs, ids, zeros).action, decide(obs, zeros, ids).action
+    assert len(set(over_envs)) == 6 and len(set(over_steps)) == 6
+    assert (over_envs != over_steps).any()
+    assert (decide(obs, zeros, zeros).action == decide(obs, zeros, zeros).action[0]).all()
