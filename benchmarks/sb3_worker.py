@@ -1,0 +1,179 @@
+"""Time Stable-Baselines3's PPO on EnvPool's Breakout. against_sb3.py runs this inside `.venv-sb3`.
+
+The last line of the output is a JSON object: the median rate over the iterations, the rate over all of them.
+"""
+
+import argparse
+import json
+import time
+from itertools import pairwise
+from statistics import median
+
+import envpool
+import stable_baselines3
+import torch
+import torch.nn.functional as F
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import VecEnv
+from torch import nn
+
+ATARI = dict(  # as Cleanba's preset "machado"
+    stack_num=4,
+    img_height=84,
+    img_width=84,
+    gray_scale=True,
+    frame_skip=4,
+    reward_clip=True,
+    full_action_space=True,
+    repeat_action_probability=0.25,
+    noop_max=1,
+    episodic_life=False,
+    use_fire_reset=True,
+    max_episode_steps=27_000,
+)
+
+
+class EnvPoolVecEnv(VecEnv):
+    """An EnvPool as SB3 wants it.
+
+    EnvPool resets one step late: the observation that comes with `done` is the true final one, and the next
+    row is a reset that ignored its action. SB3 cannot mask such rows: it trains on them, no slower for it.
+    """
+
+    def __init__(self, env_id: str, num_envs: int, seed: int):
+        self.pool = envpool.make(env_id, env_type="gymnasium", num_envs=num_envs, seed=seed, **ATARI)
+        super().__init__(num_envs, self.pool.observation_space, self.pool.action_space)
+
+    def reset(self):
+        return self.pool.reset()[0]
+
+    def step_async(self, actions):
+        self.pool.send(actions)
+
+    def step_wait(self):
+        obs, reward, terminated, truncated, _ = self.pool.recv()
+        done = terminated | truncated
+        infos: list[dict] = [{} for _ in range(self.num_envs)]
+        for i in done.nonzero()[0]:
+            infos[i] = {"terminal_observation": obs[i], "TimeLimit.truncated": not terminated[i]}
+        return obs, reward, done, infos
+
+    def close(self):
+        self.pool.close()
+
+    # What is left of the interface concerns single environments; a pool has none.
+
+    def get_attr(self, attr_name, indices=None):
+        return [None] * self.num_envs  # SB3 asks for `render_mode`
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False] * self.num_envs
+
+    def set_attr(self, attr_name, value, indices=None):
+        raise AttributeError(attr_name)
+
+    def env_method(self, method_name, *args, indices=None, **kwargs):
+        raise AttributeError(method_name)
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv0 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.conv1(F.relu(self.conv0(F.relu(x))))
+
+
+class ImpalaResNet(BaseFeaturesExtractor):
+    """The deep network of Espeholt et al. 2018, figure 3, without the LSTM."""
+
+    def __init__(self, observation_space, channels=(16, 32, 32), hidden=256):
+        super().__init__(observation_space, hidden)
+        layers = []
+        channels_in, height, width = observation_space.shape
+        for channels_out in channels:
+            layers += [nn.Conv2d(channels_in, channels_out, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+            layers += [Residual(channels_out), Residual(channels_out)]
+            channels_in, height, width = channels_out, (height + 1) // 2, (width + 1) // 2
+        layers += [nn.ReLU(), nn.Flatten(), nn.Linear(channels_in * height * width, hidden), nn.ReLU()]
+        self.torso = nn.Sequential(*layers)
+
+    def forward(self, obs):
+        return self.torso(obs)
+
+
+POLICY_KWARGS = {
+    "nature": {},  # CnnPolicy's own: NatureCNN, 512 features, linear heads
+    "impala": dict(features_extractor_class=ImpalaResNet, net_arch=[]),
+}
+
+
+class IterationClock(BaseCallback):
+    """Marks the start of every iteration (rollout and update); ends learn() when `seconds` were measured."""
+
+    def __init__(self, seconds: float, warmup: int = 1, at_least: int = 3):
+        super().__init__()
+        self.seconds, self.warmup, self.at_least = seconds, warmup, at_least
+        self.marks: list[float] = []
+        self.full = False
+
+    def _on_rollout_start(self):
+        self.marks.append(time.perf_counter())
+        measured = self.marks[self.warmup :]
+        self.full = len(measured) > self.at_least and measured[-1] - measured[0] >= self.seconds
+
+    def _on_step(self):
+        return not self.full  # the only callback that can stop learn()
+
+    def durations(self) -> list[float]:
+        measured = self.marks[self.warmup :]
+        return [end - start for start, end in pairwise(measured)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", choices=POLICY_KWARGS, required=True)
+    parser.add_argument("--env-id", default="Breakout-v5")
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--num-steps", type=int, default=32)
+    parser.add_argument("--update-epochs", type=int, default=4)
+    parser.add_argument("--num-minibatches", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+
+    steps = args.num_envs * args.num_steps
+    model = PPO(
+        "CnnPolicy",
+        EnvPoolVecEnv(args.env_id, args.num_envs, args.seed),
+        n_steps=args.num_steps,
+        n_epochs=args.update_epochs,
+        batch_size=steps // args.num_minibatches,
+        policy_kwargs=POLICY_KWARGS[args.network],
+        seed=args.seed,
+        device="cpu",
+    )
+    model.set_logger(Logger(folder=None, output_formats=[]))  # the default leaves a folder in /tmp
+    clock = IterationClock(args.seconds)
+    model.learn(total_timesteps=10**9, callback=clock)
+    model.env.close()
+
+    durations = clock.durations()
+    result = {
+        "steps_per_second": median(steps / duration for duration in durations),
+        "steps_per_second_overall": steps * len(durations) / sum(durations),
+        "updates": len(durations),
+        "parameters": sum(p.numel() for p in model.policy.parameters()),
+        "threads": torch.get_num_threads(),
+        "versions": {"stable_baselines3": stable_baselines3.__version__, "torch": torch.__version__},
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
