@@ -25,7 +25,7 @@ SB3_VENV = REPO / ".venv-sb3"
 SB3_PYTHON = SB3_VENV / "bin" / "python"
 SB3_PACKAGES = (  # one pip call each; torch comes first and pinned, else SB3 draws in the CUDA build
     ["torch==2.13.0"],
-    ["stable-baselines3", "envpool==1.2.0"],
+    ["stable-baselines3==2.9.2", "envpool==1.2.0"],
 )
 
 NUM_ENVS, NUM_STEPS = 8, 32

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from cleanba.sebulba.algorithm import Algorithm, Loss, Params, Slots
+from cleanba.sebulba.algorithm import Algorithm, Loss, Params, Slots, linear_schedule
 from cleanba.sebulba.args import BatchPlan, RunArgs, check_divides
 from cleanba.sebulba.envs import EnvSpec
 from cleanba.sebulba.networks import Policy, act, entropy_of, logprob_of, make_policy
 from cleanba.sebulba.returns import gae
 from cleanba.sebulba.rollout import Rollout
-from cleanba.sebulba.train import linear_schedule, run_command
+from cleanba.sebulba.train import run_command
 
 # --------------------------------------------------------------------------------------------- arguments
 

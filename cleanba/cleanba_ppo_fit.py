@@ -7,10 +7,8 @@ from cleanba.cleanba_ppo import Args, main
 
 def fitting_args() -> Args:
     devices = len(jax.local_devices())
-    if (
-        jax.default_backend() == "cpu"
-    ):  # small batches, a small network, easy games: something to see in minutes
-        return Args(
+    if jax.default_backend() == "cpu":
+        return Args(  # a small network, small batches, an easier game: something to see in minutes
             exp_name="cleanba_ppo_fit",
             total_timesteps=300_000,
             atari_preset="impala",

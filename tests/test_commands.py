@@ -111,7 +111,10 @@ def test_an_unknown_cleanba_command_is_refused(monkeypatch, capsys):
         ("--clip-coef -0.1", "--clip-coef -0.1 is too small"),
         ("--total-timesteps 1000", "--total-timesteps 1000 is less than one update"),
         ("--inference-batch 63", "--inference-batch 63 does not divide --local-num-envs 64; try 32 or 64"),
-        ("--runs-dir /proc/nowhere", "--runs-dir /proc/nowhere cannot be written"),
+        ("--runs-dir /proc/nowhere", "--runs-dir /proc/nowhere or Breakout-v5__cleanba_ppo__1__"),
+        ("--runs-dir /dev/null", "--runs-dir /dev/null is not a folder"),
+        (f"--exp-name {'x' * 300}", "cannot be written (File name too long)"),
+        ("--num-minibatches 20000", "--num-minibatches 20000 is more than the 16384 rows"),
         ("--network nature --env-id CartPole-v1", "--network nature needs pictures"),
     ],
 )

@@ -82,46 +82,70 @@ def test_a_command_whose_environment_fails_shows_why_once_and_exits(tmp_path):
     assert "broken_step" in command.stderr
 
 
-def interrupt(tmp_path, flags, after_rows):
-    """Start a run, press Ctrl-C when it has logged so many rows; exit code, seconds, rows."""
-    command = subprocess.Popen(
-        [sys.executable, REPO / "cleanba/cleanba_ppo.py", *flags.split(), "--runs-dir", str(tmp_path)],
+def start(tmp_path, *argv):
+    """A command with one device, as a user starts it."""
+    usual = {k: v for k, v in os.environ.items() if k not in ("JAX_NUM_CPU_DEVICES", "PJRT_NPROC")}
+    return subprocess.Popen(
+        [sys.executable, *map(str, argv)],
+        cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
+        env=usual,
     )
+
+
+def press_ctrl_c(command, when):
+    """As soon as `when()` is true; exit code, seconds to the exit, what was printed."""
     deadline = time.time() + 200
-    while time.time() < deadline:
-        rows = [line for path in tmp_path.glob("*/metrics.jsonl") for line in path.read_text().splitlines()]
-        if len(rows) >= after_rows and list(tmp_path.glob("*/metrics.jsonl")):
-            break
-        time.sleep(0.1)
-    time.sleep(0.5)
-    start = time.time()
+    while not when():
+        assert time.time() < deadline and command.poll() is None
+        time.sleep(0.05)
+    pressed = time.time()
     command.send_signal(signal.SIGINT)
     _, errors = command.communicate(timeout=30)
-    return command.returncode, time.time() - start, errors
+    return command.returncode, time.time() - pressed, errors
 
 
 def test_ctrl_c_leaves_within_two_seconds_with_everything_logged(tmp_path):
-    flags = "--env-id CartPole-v1 --local-num-envs 4 --num-steps 16"
-    code, seconds, errors = interrupt(tmp_path, flags, after_rows=3)
+    flags = ["--env-id", "CartPole-v1", "--local-num-envs", "4", "--num-steps", "16"]
+    command = start(tmp_path, REPO / "cleanba/cleanba_ppo.py", *flags)
+
+    def three_rows():
+        return any(p.read_text().count("\n") >= 3 for p in tmp_path.glob("runs/*/metrics.jsonl"))
+
+    code, seconds, errors = press_ctrl_c(command, three_rows)
     assert code == 130
     assert seconds < 2
     assert "Traceback" not in errors and "interrupted" in errors
-    (run_dir,) = tmp_path.iterdir()
+    (run_dir,) = (tmp_path / "runs").iterdir()
     rows = read_rows(run_dir)
     assert [row["update"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) >= 3
     assert json.loads((run_dir / "args.json").read_text())["layout"] == "a0-l0-d1"
 
 
+LARGE_NETWORK = """
+from cleanba import cleanba_ppo
+from cleanba.sebulba.learner import Learner
+
+minibatch_sums, calls = Learner._minibatch_sums, 0
+
+def second_call_shows(self, *inputs):
+    global calls
+    calls += 1
+    if calls == 2:
+        open("differentiating", "w").close()
+    return minibatch_sums(self, *inputs)
+
+Learner._minibatch_sums = second_call_shows
+cleanba_ppo.main(argv="--channels 64 128 --num-actor-threads 1 --local-num-envs 64 --num-steps 4".split())
+"""
+
+
 def test_ctrl_c_does_not_wait_for_a_long_device_program(tmp_path):
-    """The first update of a large network takes minutes on a CPU; the interrupt comes in its middle."""
-    flags = (
-        "--channels 64 128 128 --local-num-envs 16 --num-actor-threads 1 --num-steps 4 --num-minibatches 1"
-    )
-    code, seconds, errors = interrupt(tmp_path, flags, after_rows=0)
+    """A chunk of this network takes seconds on a CPU; the interrupt comes while one runs."""
+    command = start(tmp_path, "-c", LARGE_NETWORK)
+    code, seconds, errors = press_ctrl_c(command, (tmp_path / "differentiating").exists)
     assert code == 130
     assert seconds < 2
     assert "Traceback" not in errors

@@ -91,7 +91,7 @@ def test_minibatches_are_one_optimizer_step_each_and_cover_the_batch():
     assert metrics["mean_x"] == pytest.approx(x.mean(), rel=1e-5)
 
 
-def test_a_minibatch_of_reset_rows_only_moves_nothing():
+def test_a_minibatch_of_reset_rows_only_has_no_gradient():
     topology = Topology.parse("a0-l0")
     learner, plan = make(topology)
     w, metrics = update(learner, plan, topology, data()[0], np.zeros((4, 8), bool))
@@ -138,3 +138,21 @@ def test_published_params_survive_the_next_step():
     copy = copy_to(state.params, jax.local_devices()[0])
     jax.tree.map(lambda x: x.delete(), state)
     assert float(copy["w"]) == 2.0
+
+
+@pytest.mark.parametrize("chunk_flags", [dict(gradient_chunk=1000), dict(gradient_chunk=2)])
+def test_few_chunks_are_in_flight(monkeypatch, chunk_flags):
+    """Also where every minibatch is one chunk: before one is dispatched, all but the last one have ended."""
+    topology = Topology.parse("a0-l1,2")
+    learner, plan = make(topology, epochs=3, num_minibatches=4, **chunk_flags)
+    dispatched, waited = [], []
+    differentiate, wait = learner._differentiate, jax.block_until_ready
+
+    def count_dispatch(*inputs):
+        dispatched.append(len(waited))
+        return differentiate(*inputs)
+
+    monkeypatch.setattr(learner, "_differentiate", count_dispatch)
+    monkeypatch.setattr(jax, "block_until_ready", lambda x: waited.append(1) or wait(x))
+    update(learner, plan, topology, *data())
+    assert dispatched == [max(0, i - 1) for i in range(3 * 4 * plan.chunks)]

@@ -82,6 +82,14 @@ def test_rows_are_on_disk_when_they_are_written(tmp_path):
     writer.close()
 
 
+def test_numbers_that_json_does_not_know_become_null(tmp_path):
+    writer = JsonLines(tmp_path / "metrics.jsonl")
+    writer.write({"update": 1, "losses/loss": float("nan"), "losses/entropy": float("-inf")})
+    writer.close()
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(text) == {"update": 1, "losses/loss": None, "losses/entropy": None}
+
+
 def read_events(folder):
     """Tags and values of an event file: records of length, checksum, data, checksum."""
     (path,) = folder.glob("events.out.tfevents.*")
@@ -144,7 +152,7 @@ def test_the_live_view_says_where_the_run_stands(tmp_path):
 
 def test_the_live_view_stands_before_the_first_update(tmp_path):
     view = show(tmp_path, terminal=True, rows=[])
-    assert "compiling" in view and "none finished yet" in view
+    assert "compiling" in view and "no game finished yet" in view
 
 
 def test_clock():

@@ -3,10 +3,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cleanba.cleanba_ppo import Args, Batch, Moments, advantage_moments, make_algorithm, minibatches, ppo_loss
+from cleanba.cleanba_ppo import (
+    Args,
+    Batch,
+    Moments,
+    advantage_moments,
+    make_algorithm,
+    minibatches,
+    ppo_loss,
+    prepare,
+)
 from cleanba.sebulba.args import BatchPlan, UsageError
 from cleanba.sebulba.envs import EnvSpec
 from cleanba.sebulba.networks import Policy
+from cleanba.sebulba.rollout import Rollout
 from cleanba.sebulba.topology import Topology
 
 ENV = EnvSpec("Vectors", (5,), np.dtype(np.float32), 3)
@@ -48,6 +58,34 @@ def test_steps_that_do_not_divide_into_minibatches_are_refused():
         UsageError, match="--num-steps 10 cannot be split into --num-minibatches 4; try 8 or 12"
     ):
         make_algorithm(args, ENV, BatchPlan.create(args, Topology((0,), (0,))))
+
+
+# ------------------------------------------------------------------------------------------------- prepare
+
+
+def test_what_is_prepared_from_a_rollout():
+    """One environment, two steps, gamma 0.5, lambda 1; the policy values an observation at 10 times it."""
+
+    def column(*x, dtype=np.float32):
+        return np.array(x, dtype)[:, None]
+
+    policy = Policy(init=lambda key: None, apply=lambda params, obs: (None, params * obs[:, 0]))
+    rollout = Rollout(
+        obs=np.array([1.0, 2.0, 3.0], np.float32).reshape(3, 1, 1),
+        action=column(0, 1, dtype=np.int32),
+        logprob=column(-0.1, -0.2),
+        value=column(4.0, 6.0),
+        reward=column(1.0, 2.0),
+        terminated=column(0, 0, dtype=bool),
+        truncated=column(0, 0, dtype=bool),
+        valid=column(1, 1, dtype=bool),
+    )
+    batch = prepare(np.float32(10), rollout, policy=policy, gamma=0.5, gae_lambda=1.0)
+    # V(obs[2]) = 30 by the learner's params; row 1: 2 + 15 - 6 = 11; row 0: 1 + 3 - 4 + 0.5 * 11 = 5.5
+    np.testing.assert_allclose(batch.advantage, column(5.5, 11.0))
+    np.testing.assert_allclose(batch.target, column(9.5, 17.0))
+    for name in ("obs", "action", "logprob", "valid"):
+        np.testing.assert_array_equal(getattr(batch, name), getattr(rollout, name))
 
 
 # ---------------------------------------------------------------------------------------------------- loss

@@ -6,9 +6,21 @@ from typing import Any, NamedTuple
 import optax
 from jax import Array
 
+from cleanba.sebulba.args import BatchPlan, RunArgs
+
 Params = Any  # pytrees
 Batch = Any
 Statistics = Any
+
+
+def linear_schedule(args: RunArgs, plan: BatchPlan) -> Callable[[int], float]:
+    """The learning rate as a function of the update's index: counts of optimizer steps would shift it when
+    epochs are skipped."""
+
+    def learning_rate(update: int) -> float:
+        return args.learning_rate * (1 - update / plan.updates if args.anneal_lr else 1.0)
+
+    return learning_rate
 
 
 class Slots(NamedTuple):

@@ -209,6 +209,12 @@ class BatchPlan(NamedTuple):
             )
         envs_per_learner = actors * args.local_num_envs // learners
         rows = args.num_steps * envs_per_learner // args.num_minibatches
+        if rows == 0:
+            most = args.num_steps * envs_per_learner
+            raise UsageError(
+                f"--num-minibatches {args.num_minibatches} is more than the {most} rows of a learner; "
+                f"give at most {most}"
+            )
         chunks = args.gradient_accumulation_steps or math.ceil(rows / args.gradient_chunk)
         if chunks > rows:
             raise UsageError(

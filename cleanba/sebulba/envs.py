@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import envpool
-import gymnasium.spaces as spaces
+import gymnasium.spaces as spaces  # a dependency of EnvPool's
 import numpy as np
 
 from cleanba.sebulba.args import RunArgs, UsageError
@@ -97,9 +97,6 @@ class Envs:
             game_over=game_ended | truncated,
         )
 
-    def close(self) -> None:
-        self._pool.close()
-
 
 class Episode(NamedTuple):
     episodic_return: float
@@ -147,9 +144,10 @@ def env_spec(args: RunArgs) -> EnvSpec:
     except ImportError as missing_system_library:
         raise UsageError(f"--env-id {args.env_id}: {missing_system_library}") from missing_system_library
     if not isinstance(actions, spaces.Discrete):
+        kind = "continuous" if isinstance(actions, spaces.Box) else type(actions).__name__
         raise UsageError(
-            f"--env-id {args.env_id} has continuous actions, which are not supported yet; choose an "
-            "environment with discrete actions"
+            f"--env-id {args.env_id} has {kind} actions, which are not supported yet; choose an environment "
+            "with discrete actions"
         )
     shape, dtype, _ = _encoding(observations)
     return EnvSpec(args.env_id, shape, dtype, int(actions.n))
@@ -196,4 +194,5 @@ def _encoding(space: Any) -> tuple[tuple[int, ...], np.dtype, Callable[[Any], np
         case spaces.Box():
             return space.shape, np.dtype(space.dtype), lambda obs: obs
         case _:
-            raise UsageError(f"observations of the kind {type(space).__name__} are not supported")
+            kind = type(space).__name__
+            raise UsageError(f"--env-id has observations of the kind {kind}; choose an environment without")

@@ -86,10 +86,12 @@ class Learner:
             array.delete()  # the batch has its own copy
         learning_rate = np.float32(self._algorithm.learning_rate(update))
         totals: list[Totals] = []
+        in_flight: deque[Array] = deque()
         for epoch in range(self._algorithm.epochs):
             slots, statistics = self._plan_epoch(batch, env_id, np.int32(update), np.int32(epoch))
             for minibatch in range(self._plan.num_minibatches):
-                sums = self._minibatch_sums(state.params, batch, slots, statistics, minibatch)
+                inputs = (state.params, batch, slots, statistics)
+                sums = self._minibatch_sums(*inputs, minibatch, in_flight)
                 state, total = self._step(state, sums, learning_rate)
                 totals.append(total)
             if self._should_stop(totals[-self._plan.num_minibatches :]):
@@ -105,18 +107,15 @@ class Learner:
         total = jax.tree.map(lambda *steps: sum(steps), *jax.device_get(epoch))
         return self._algorithm.stop_early(_per_row(total))
 
-    def _minibatch_sums(
-        self, params: Params, batch: Batch, slots: Slots, statistics: Any, minibatch: int
-    ) -> ChunkSums:
+    def _minibatch_sums(self, params, batch, slots, statistics, minibatch, in_flight) -> ChunkSums:
         """The first chunk's sums, plus the second's, and so on, with few chunks in flight at a time."""
-        in_flight: deque[Array] = deque()
         sums: Any = None
         for chunk in range(self._plan.chunks):
             if len(in_flight) == MOST_IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
             index = np.array([minibatch, chunk], np.int32)
             more = self._differentiate(params, batch, slots, statistics, index)
-            sums = self._add(sums, more) if sums else more
+            sums = self._add(sums, more) if sums is not None else more
             in_flight.append(more.rows)
         return sums
 
@@ -154,7 +153,7 @@ class Learner:
         self, state: LearnerState, sums: ChunkSums, learning_rate: Array
     ) -> tuple[LearnerState, Totals]:
         sums = jax.tree.map(lambda x: global_sum(x[0]), sums)
-        denominator = jnp.maximum(sums.denominator, 1)  # a minibatch of reset rows only has none
+        denominator = jnp.maximum(sums.denominator, 1)  # 0 for reset rows only: then the gradient is 0 too
         gradient = jax.tree.map(lambda g: g / denominator, sums.gradient)
         direction, opt_state = self._algorithm.optimizer.update(gradient, state.opt_state, state.params)
         params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)

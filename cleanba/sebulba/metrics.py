@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -76,11 +77,16 @@ class JsonLines:
         self._file = path.open("a")
 
     def write(self, row: Row) -> None:
-        self._file.write(json.dumps(row) + "\n")
+        finite = {name: value if is_finite(value) else None for name, value in row.items()}  # JSON has no NaN
+        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
+
+
+def is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 class TensorBoard:

@@ -1,5 +1,6 @@
 """The policy and value network: a torso, two heads, and sampling an action."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -65,6 +66,7 @@ class ActorCritic(nn.Module):
     hiddens: tuple[int, ...]
     num_actions: int
     dtype: jnp.dtype
+    in_parts: bool  # apply the torso to a few rows at a time
 
     @nn.compact
     def __call__(self, obs: Array) -> tuple[Array, Array]:
@@ -74,9 +76,8 @@ class ActorCritic(nn.Module):
         else:
             if obs.shape[1] < obs.shape[3]:  # EnvPool's pictures are [B, channels, height, width]
                 obs = jnp.moveaxis(obs, 1, 3)
-            on_cpu = jax.default_backend() == "cpu"
             x = obs.astype(self.dtype) / 255
-            x = _in_equal_parts(self.torso, x) if on_cpu else self.torso(x)
+            x = _in_equal_parts(self.torso, x) if self.in_parts else self.torso(x)
             activation = nn.relu
         x = x.reshape(len(x), -1)
         for width in self.hiddens:
@@ -88,12 +89,12 @@ class ActorCritic(nn.Module):
 
 
 def _in_equal_parts(torso: Callable[[Array], Array], x: Array) -> Array:
-    """`torso(x)`, on CPUs in parts of at most 16 rows, two at least: larger convolutions leave the cache, and
-    independent parts run on several cores (both networks: 1.2 to 2.4 times as fast). The parts have one
-    size, so that what a row gives does not depend on its place."""
+    """`torso(x)` for CPUs, in parts of about 16 rows: larger convolutions leave the cache, and independent
+    parts run on several cores (both networks: 1.2 to 2.4 times as fast). At least two parts; at most 16,
+    because each is compiled. They have one size, so that what a row gives does not depend on its place."""
     rows = len(x)
-    parts = min(rows, max(2, -(-rows // 16)))
-    size = -(-rows // parts)
+    parts = min(rows, 16, max(2, math.ceil(rows / 16)))
+    size = math.ceil(rows / parts)
     x = jnp.pad(x, ((0, parts * size - rows), *[(0, 0)] * (x.ndim - 1)))
     return jnp.concatenate([torso(part) for part in jnp.split(x, parts)])[:rows]
 
@@ -105,10 +106,14 @@ class Policy(NamedTuple):
     apply: Callable[[Params, Array], tuple[Array, Array]]  # params, obs [B, ...] -> logits [B, A], value [B]
 
 
+def resolve_network(args: RunArgs, env: EnvSpec) -> str:
+    if args.network == "auto":
+        return "impala" if env.is_image else "mlp"
+    return args.network
+
+
 def make_policy(args: RunArgs, env: EnvSpec) -> Policy:
-    name = args.network
-    if name == "auto":
-        name = "impala" if env.is_image else "mlp"
+    name = resolve_network(args, env)
     if name != "mlp" and not env.is_image:
         raise UsageError(f"--network {name} needs pictures, {env.env_id} gives {env.obs_shape}; use mlp")
     if name == "nature" and sorted(env.obs_shape)[1] < NATURE_SMALLEST:
@@ -118,7 +123,8 @@ def make_policy(args: RunArgs, env: EnvSpec) -> Policy:
         )
     dtype = jnp.dtype(args.compute_dtype)
     torsos = {"impala": Impala(args.channels, dtype), "nature": Nature(dtype), "mlp": None}
-    network: Any = ActorCritic(torsos[name], args.hiddens, env.num_actions, dtype)
+    on_cpu = jax.default_backend() == "cpu"
+    network: Any = ActorCritic(torsos[name], args.hiddens, env.num_actions, dtype, in_parts=on_cpu)
     any_obs = np.zeros((1, *env.obs_shape), env.obs_dtype)
     return Policy(init=lambda key: network.init(key, any_obs), apply=network.apply)
 

@@ -28,7 +28,8 @@ class Rollout(NamedTuple):
 
 class RolloutBuffer:
     """One rollout on the host. Its arrays are [learners, T, N / learners, ...], so that the slice of each
-    learner is contiguous and travels without another copy."""
+    learner is contiguous and travels without another copy. A buffer is never written again: on CPUs the
+    learners' arrays may share its memory."""
 
     def __init__(self, plan: BatchPlan, env: EnvSpec):
         def empty(dtype: Any, rows: int = plan.num_steps, shape: tuple[int, ...] = ()) -> np.ndarray:

@@ -31,16 +31,19 @@ class Terminal:
         if console.is_terminal:
             self._live.start()
         else:
-            console.print(title)
+            self._print(title)
 
     def write(self, row: Row) -> None:
         self._row = row
         if not self._console.is_terminal and is_logged(row, self._frequency, self._plan.updates):
-            self._console.print(line(row, self._plan), soft_wrap=True, highlight=False)
+            self._print(line(row, self._plan))
 
     def close(self) -> None:
         if self._console.is_terminal:
             self._live.stop()
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def _view(self) -> Group:
         row, plan = self._row, self._plan
@@ -90,13 +93,13 @@ def clock(seconds: float) -> str:
 
 def _speeds(row: Row) -> str:
     if "charts/SPS" not in row:
-        return "compiling and collecting the first batch" if not row else "first update, with compilation"
+        return "not known before the second update" if row else "compiling, collecting the first batch"
     return f"{row['charts/SPS_update']:,.0f} now, {row['charts/SPS']:,.0f} since the first update"
 
 
 def _games(row: Row) -> str:
     if "charts/avg_episodic_return" not in row:
-        return "none finished yet"
+        return "no game finished yet"
     return (
         f"return {row['charts/avg_episodic_return']:.2f}, length {row['charts/avg_episodic_length']:.0f} "
         f"(last {min(row['stats/games'], RECENT_GAMES)} games)"

@@ -9,7 +9,9 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -34,6 +36,7 @@ from cleanba.sebulba.metrics import (
     data_digest,
     params_digest,
 )
+from cleanba.sebulba.networks import resolve_network
 from cleanba.sebulba.rollout import env_ids_of_actors, env_ids_of_columns, put_on_learners
 from cleanba.sebulba.terminal import Terminal, clock
 from cleanba.sebulba.topology import Topology
@@ -48,7 +51,7 @@ class Outcome(NamedTuple):
     last_row: Row
 
 
-# ----------------------------------------------------------------------------------------- the learner's loop
+# ------------------------------------------------------------------------------------------------ threads
 
 
 class Learned(NamedTuple):
@@ -62,9 +65,33 @@ class Learned(NamedTuple):
     finished: float  # time.perf_counter()
 
 
+class Wires(NamedTuple):
+    """The channels of a run: params to each actor, a rollout from each actor, news to the main thread.
+
+    The params channels hold `1 + lag` versions and start full, so actors use versions 0, 1, 2, … at lag 0 and
+    0, 0, 1, 2, … at lag 1."""
+
+    params: list[Channel[Params]]
+    rollouts: list[Channel[Collected]]
+    learned: Channel[Learned]
+
+    @staticmethod
+    def create(actors: int, lag: int) -> "Wires":
+        return Wires(
+            params=[Channel(1 + lag) for _ in range(actors)],
+            rollouts=[Channel(1) for _ in range(actors)],
+            learned=Channel(2),
+        )
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Every thread ends; the main thread gets the error."""
+        self.learned.close(error)
+        for channel in (*self.params, *self.rollouts):
+            channel.close()
+
+
 class LearnerLoop(NamedTuple):
-    """All that the learner's thread needs. The params channels hold `1 + lag` versions and start full, so the
-    actors use versions 0, 1, 2, … at lag 0 and 0, 0, 1, 2, … at lag 1."""
+    """All that the learner's thread needs."""
 
     learner: Learner
     init_key: Array
@@ -72,9 +99,7 @@ class LearnerLoop(NamedTuple):
     plan: BatchPlan
     lag: int
     actor_devices: list[jax.Device]  # one per actor
-    params: list[Channel[Params]]
-    rollouts: list[Channel[Collected]]
-    learned: Channel[Learned]
+    wires: Wires
 
     def run(self) -> None:
         timer = Timer()
@@ -83,20 +108,44 @@ class LearnerLoop(NamedTuple):
             self.publish(state.params)
         for update in range(self.plan.updates):
             with timer("waiting"):
-                collected = [channel.get() for channel in self.rollouts]
+                collected = [channel.get() for channel in self.wires.rollouts]
+            self.wires.learned.check_open()  # rollouts that came before a failure are not worth an update
             with timer("learning"):
                 rollouts = [c.rollout for c in collected]
                 state, losses = self.learner.update(state, rollouts, self.env_id, update)
             with timer("publishing"):
                 copy = self.publish(state.params)
-            self.learned.put(Learned(update, copy, collected, losses, timer.take(), time.perf_counter()))
-        self.learned.close()
+            seconds = timer.take()
+            self.wires.learned.put(Learned(update, copy, collected, losses, seconds, time.perf_counter()))
+        self.wires.learned.close()
 
     def publish(self, params: Params) -> Params:
         copies = {device: copy_to(params, device) for device in self.actor_devices}
-        for channel, device in zip(self.params, self.actor_devices, strict=True):
+        for channel, device in zip(self.wires.params, self.actor_devices, strict=True):
             channel.put(copies[device])
         return copies[self.actor_devices[0]]
+
+
+def start_thread(name: str, work: Callable[[], None], wires: Wires) -> threading.Thread:
+    """An exception in `work` ends the run."""
+
+    def guarded() -> None:
+        try:
+            work()
+        except ChannelClosed:
+            pass  # the run ends for a reason that is known elsewhere
+        except BaseException as error:
+            wires.close(error)
+
+    thread = threading.Thread(target=guarded, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def join(threads: list[threading.Thread]) -> None:
+    deadline = time.perf_counter() + JOIN_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.perf_counter()))
 
 
 # ------------------------------------------------------------------------------------------------ one run
@@ -111,14 +160,11 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console | None 
     algorithm = make_algorithm(args, env, plan)
     topology.check_devices_exist()
     run_dir = make_run_dir(args)
-    write_args(run_dir, args, topology, plan)
+    write_args(run_dir, args, topology, plan, env)
 
     lag = 1 if args.concurrency else 0
-    params_channels: list[Channel[Params]] = [Channel(1 + lag) for _ in range(plan.actors)]
-    rollout_channels: list[Channel[Collected]] = [Channel(1) for _ in range(plan.actors)]
-    learned: Channel[Learned] = Channel(2)
-    progress = np.zeros(plan.actors, np.int64)
-
+    wires = Wires.create(plan.actors, lag)
+    progress = np.zeros(plan.actors, np.int64)  # steps that each actor has done
     init_key, act_key, minibatch_key = jax.random.split(jax.random.key(args.seed), 3)
     mesh, learner_devices = topology.learner_mesh(), topology.learner_devices()
     act = jax.jit(partial(algorithm.act, act_key))
@@ -131,13 +177,11 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console | None 
             plan=plan,
             mesh=mesh,
             learner_devices=learner_devices,
-            params=params_channel,
-            rollouts=rollout_channel,
+            params=wires.params[index],
+            rollouts=wires.rollouts[index],
             progress=progress[index : index + 1],
         )
-        for index, (env_id, params_channel, rollout_channel) in enumerate(
-            zip(env_ids_of_actors(plan, process=0), params_channels, rollout_channels, strict=True)
-        )
+        for index, env_id in enumerate(env_ids_of_actors(plan, process=0))
     ]
     loop = LearnerLoop(
         learner=Learner(algorithm, plan, mesh, minibatch_key),
@@ -146,70 +190,35 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console | None 
         plan=plan,
         lag=lag,
         actor_devices=[d for d in topology.actor_devices() for _ in range(args.num_actor_threads)],
-        params=params_channels,
-        rollouts=rollout_channels,
-        learned=learned,
+        wires=wires,
     )
 
     title = f"{run_dir.name}  ·  {topology} on {learner_devices[0].device_kind}"
-    writers: list[Writer] = [
-        JsonLines(run_dir / "metrics.jsonl"),
-        TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args)),
-        Terminal(title, plan, args.log_frequency, progress, console or Console(quiet=True)),
-    ]
-    rows = Rows(plan, algorithm.learning_rate)
-    channels: list[Channel[Any]] = [*params_channels, *rollout_channels]
-    threads = [start_thread("learner", loop.run, learned, channels)]
-    threads += [start_thread(f"actor-{i}", actor.run, learned, channels) for i, actor in enumerate(actors)]
-    try:
-        for news in learned:
+    with ExitStack() as cleanup:  # in reverse: end all threads, close the writers, wait for the threads
+        threads: list[threading.Thread] = []
+        cleanup.callback(join, threads)
+        writers: list[Writer] = [
+            JsonLines(run_dir / "metrics.jsonl"),
+            TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args)),
+        ]
+        if console:
+            writers.append(Terminal(title, plan, args.log_frequency, progress, console))
+        for writer in writers:
+            cleanup.callback(writer.close)
+        cleanup.callback(wires.close)
+        rows = Rows(plan, algorithm.learning_rate)
+        threads.append(start_thread("learner", loop.run, wires))
+        threads += [start_thread(f"actor-{index}", actor.run, wires) for index, actor in enumerate(actors)]
+        for news in wires.learned:
             row = rows.make(news)
             for writer in writers:
                 writer.write(row)
-    finally:
-        for channel in (*channels, learned):
-            channel.close()
-        for writer in writers:
-            writer.close()
-        deadline = time.perf_counter() + JOIN_SECONDS
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.perf_counter()))
     return Outcome(run_dir, jax.device_get(news.params), row)
-
-
-def start_thread(
-    name: str, work: Callable[[], None], learned: Channel[Learned], channels: list[Channel[Any]]
-) -> threading.Thread:
-    """An exception in `work` goes to the main thread, through `learned`, and ends all others."""
-
-    def guarded() -> None:
-        try:
-            work()
-        except ChannelClosed:
-            pass  # the run ends for a reason that is known elsewhere
-        except BaseException as error:
-            learned.close(error)
-            for channel in channels:
-                channel.close()
-
-    thread = threading.Thread(target=guarded, name=name, daemon=True)
-    thread.start()
-    return thread
 
 
 def make_envs(args: RunArgs, plan: BatchPlan, env_id: np.ndarray) -> Envs:
     seeds = env_seeds(args.seed, env_id.tolist())
     return Envs(args.env_id, env_options(args), seeds, env_threads(args, plan.actors))
-
-
-def linear_schedule(args: RunArgs, plan: BatchPlan) -> Callable[[int], float]:
-    """The learning rate as a function of the update's index: counts of optimizer steps would shift it when
-    epochs are skipped."""
-
-    def learning_rate(update: int) -> float:
-        return args.learning_rate * (1 - update / plan.updates if args.anneal_lr else 1.0)
-
-    return learning_rate
 
 
 # ------------------------------------------------------------------------------------- what a run writes
@@ -259,30 +268,36 @@ class Rows:
 
 
 def make_run_dir(args: RunArgs) -> Path:
-    name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(time.time())}".replace("/", "-")
-    run_dir = Path(args.runs_dir) / name
-    while run_dir.exists():  # two runs started in the same second
-        run_dir = run_dir.with_name(f"{name[: name.rindex('__')]}__{int(run_dir.name.rsplit('__')[-1]) + 1}")
-    try:
-        run_dir.mkdir(parents=True)
-        (run_dir / "metrics.jsonl").touch()
-    except OSError as error:
-        raise UsageError(
-            f"--runs-dir {args.runs_dir} cannot be written ({error.strerror}); give another"
-        ) from error
-    return run_dir
+    now = int(time.time())
+    for second in range(now, now + 60):  # runs that start in the same second take the next free one
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}".replace("/", "-")
+        run_dir = Path(args.runs_dir) / name
+        try:
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+            run_dir.mkdir()
+            return run_dir
+        except FileExistsError:
+            if not run_dir.parent.is_dir():
+                raise UsageError(f"--runs-dir {args.runs_dir} is not a folder; give another") from None
+        except OSError as error:
+            why = error.strerror
+            raise UsageError(f"--runs-dir {args.runs_dir} or {name} cannot be written ({why})") from error
+    raise UsageError(f"--runs-dir {args.runs_dir} already holds sixty runs that started just now; wait")
 
 
-def write_args(run_dir: Path, args: RunArgs, topology: Topology, plan: BatchPlan) -> None:
+def write_args(run_dir: Path, args: RunArgs, topology: Topology, plan: BatchPlan, env: EnvSpec) -> None:
     """args.json: the flags, what was resolved from them, and where the run runs."""
     record = {
         "args": vars(args),
         "layout": str(topology),
         "plan": plan._asdict(),
+        "network": resolve_network(args, env),
+        "env_options": env_options(args),
         "machine": {
             "python": platform.python_version(),
-            "jax": jax.__version__,
-            "device_kind": jax.local_devices()[0].device_kind,
+            **{name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "envpool")},
+            "actor_devices": topology.actor_devices()[0].device_kind,
+            "learner_devices": topology.learner_devices()[0].device_kind,
             "cores": len(os.sched_getaffinity(0)),
         },
     }
@@ -305,12 +320,12 @@ def run_command(
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("interrupted; everything logged so far is in the run folder", file=sys.stderr)
+        print("interrupted; everything logged so far is in the run's folder", file=sys.stderr)
         leave_now(130)
     except Exception:
         traceback.print_exc()
         leave_now(1)
-    console.print(summary(outcome), soft_wrap=True, highlight=False)
+    console.print(summary(outcome), soft_wrap=True, highlight=False, markup=False)
 
 
 def leave_now(code: int) -> NoReturn:
