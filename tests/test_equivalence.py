@@ -9,8 +9,8 @@ import pytest
 from cleanba.sebulba.algorithm import Loss
 from cleanba.sebulba.networks import Decision
 
-# So small that the runs stay comparable: at 0.05 plain SGD is chaotic on pictures.
-SGD = dict(optimizer=optax.identity(), learning_rate=lambda update: 0.002)
+# Small, because plain SGD on pictures is chaotic: 8e-8 apart after five updates at 0.001, 1e-5 at 0.002.
+SGD = dict(optimizer=optax.identity(), learning_rate=lambda update: 0.001)
 ATARI = dict(env_id="Breakout-v5", network="impala", channels=(4, 4), hiddens=(16,), num_steps=16)
 
 
@@ -68,7 +68,7 @@ LAYOUTS = {
     [
         pytest.param({}, False, id="CartPole-lag0"),
         pytest.param({}, True, id="CartPole-lag1"),
-        pytest.param(ATARI, False, id="Breakout-lag0"),
+        pytest.param(ATARI, False, id="Breakout-lag0", marks=pytest.mark.slow),
         pytest.param(ATARI, True, id="Breakout-lag1", marks=pytest.mark.slow),
     ],
 )
