@@ -49,7 +49,7 @@ class Args(PPO, RunArgs):
 class Batch(NamedTuple):
     """T steps of N environments; the rows of a chunk have the same fields."""
 
-    obs: Array  #            [T+1, N, ...]
+    obs: Array  #            [T+1, N, ...], the last one never drawn
     action: Array  #    i32  [T, N]
     logprob: Array  #   f32  [T, N], of the policy that acted
     advantage: Array  # f32  [T, N]
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 def prepare(params: Params, rollout: Rollout, *, policy: Policy, gamma: float, gae_lambda: float) -> Batch:
-    _, last_value = policy.apply(params, rollout.obs[-1])
+    _, last_value = policy.apply(params, rollout.obs[-1])  # the actors have not evaluated it
     advantage = gae(
         reward=rollout.reward,
         value=rollout.value,
@@ -116,6 +116,8 @@ def ppo_loss(
     vf_coef: float,
     ent_coef: float,
 ) -> Loss:
+    """Sums over the valid rows of a chunk, never means: the learner adds them up over chunks and learners,
+    and divides by the global count. A row that is not valid is a reset or padding (see returns.py)."""
     logits, value = policy.apply(params, rows.obs)
     valid = rows.valid & mask
     advantage = (rows.advantage - moments.mean) / moments.std
@@ -165,8 +167,8 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
     )
 
 
-def main(default: Args = Args(), argv: list[str] | None = None) -> None:
-    run_command(default, make_algorithm, description="Train an agent with PPO.", argv=argv)
+def main(default: Args = Args(), argv: list[str] | None = None, prog: str | None = None) -> None:
+    run_command(default, make_algorithm, description="Train an agent with PPO.", argv=argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def main() -> None:
         case ["ppo", *flags]:
             from cleanba import cleanba_ppo
 
-            cleanba_ppo.main(argv=flags)
+            cleanba_ppo.main(argv=flags, prog="cleanba ppo")
         case [] | ["-h" | "--help"]:
             print(USAGE)
         case [command, *_]:

@@ -23,16 +23,23 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, labels: Sequence[str] | None 
     axes.set_ylabel("return (mean of the last 100 games)")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small", loc="upper left")
+    axes.legend(frameon=False, fontsize="small", loc="best")
     figure.savefig(out, dpi=150)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the learning curves of runs.")
     parser.add_argument("runs", nargs="+", type=Path, help="run folders")
-    parser.add_argument("--out", type=Path, default=Path("learning_curve.png"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("learning_curve.png"), help="default: learning_curve.png"
+    )
     parser.add_argument("--labels", nargs="+", help="one per run; default: the folders' names")
     args = parser.parse_args()
+    for run_dir in args.runs:
+        if not (run_dir / "metrics.jsonl").is_file():
+            parser.error(f"{run_dir} is not a run folder: it has no metrics.jsonl")
+    if args.labels and len(args.labels) != len(args.runs):
+        parser.error(f"--labels has {len(args.labels)} names for {len(args.runs)} runs; give one for each")
     plot_runs(args.runs, args.out, args.labels)
 
 

@@ -68,7 +68,12 @@ def test_a_run_from_the_command_line_prints_lines_and_a_summary(tmp_path):
     assert done.returncode == 0, done.stderr
     title, *lines, summary, folder = done.stdout.splitlines()
     assert "a0-l0-d1" in title
-    assert [line.split(" | ")[0] for line in lines] == ["update 2/5", "update 4/5", "update 5/5"]
+    assert [line.split(" | ")[0] for line in lines] == [
+        "update 1/5",
+        "update 2/5",
+        "update 4/5",
+        "update 5/5",
+    ]
     assert summary.startswith("done: 320 steps in 0:00:") and "steps/s, return" in summary
     run_dir = Path(folder.removeprefix("everything is in "))
     assert len(read_rows(run_dir)) == 5

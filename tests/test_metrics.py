@@ -68,8 +68,8 @@ def test_the_data_digest_does_not_depend_on_how_environments_are_spread():
         for env_id in (np.array([4, 1]), np.array([0, 5, 2, 3]))
     ]
     assert data_digest(parts) == whole
-    swapped = action[:, [1, 0, 2, 3, 4, 5]]
-    assert data_digest([(np.arange(6), [swapped, reward])]) != whole
+    swapped = [array[:, [1, 0, 2, 3, 4, 5]] for array in (action, reward)]
+    assert data_digest([(np.arange(6), swapped)]) != whole
 
 
 # ------------------------------------------------------------------------------------------------- writers

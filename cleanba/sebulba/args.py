@@ -108,7 +108,9 @@ class RunArgs(Learning, Network, Hardware, Environment, Experiment):
 Args = TypeVar("Args", bound=RunArgs)
 
 
-def parse_args(default: Args, *, prog: str, description: str, argv: list[str] | None = None) -> Args:
+def parse_args(
+    default: Args, *, description: str, prog: str | None = None, argv: list[str] | None = None
+) -> Args:
     """The flags of the command line over `default`. `--help` has one group per dataclass above."""
     groups = [cls for cls in reversed(type(default).__mro__) if _has_own_flags(cls)]
     nested = dataclasses.make_dataclass(

@@ -22,7 +22,7 @@ def gae(
     """Generalized advantage estimates [T, ...] (Schulman et al. 2016); targets are advantage + value."""
     discount = gamma * (1.0 - terminated)
     value_tp1 = jnp.concatenate([value[1:], last_value[None]])
-    delta = jnp.where(valid, reward + discount * value_tp1 - value, 0.0)
+    delta = reward + discount * value_tp1 - value
 
     def backward(advantage_tp1, step_t):
         delta_t, discount_t, valid_t = step_t

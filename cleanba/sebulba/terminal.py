@@ -35,7 +35,8 @@ class Terminal:
 
     def write(self, row: Row) -> None:
         self._row = row
-        if not self._console.is_terminal and is_logged(row, self._frequency, self._plan.updates):
+        shown = row["update"] == 1 or is_logged(row, self._frequency, self._plan.updates)
+        if shown and not self._console.is_terminal:
             self._print(line(row, self._plan))
 
     def close(self) -> None:
@@ -109,13 +110,13 @@ def _games(row: Row) -> str:
 def _losses(row: Row) -> str:
     names = ("policy_loss", "value_loss", "entropy", "approx_kl")
     return ", ".join(
-        f"{n.removesuffix('_loss')} {row[f'losses/{n}']:.4f}" for n in names if f"losses/{n}" in row
+        f"{n.removesuffix('_loss')} {row[f'losses/{n}']:.2g}" for n in names if f"losses/{n}" in row
     )
 
 
 def _shares(row: Row, who: str, activities: tuple[str, ...]) -> str:
     """Of the last update's time."""
-    if not row:
+    if "charts/SPS" not in row:  # nothing yet, or the first update with its compilation
         return "–"
     seconds = row["stats/update_seconds"]
     return ", ".join(f"{a} {row[f'stats/{who}_{a}_seconds'] / seconds:.0%}" for a in activities)

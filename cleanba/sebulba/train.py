@@ -51,6 +51,12 @@ class Outcome(NamedTuple):
     last_row: Row
 
 
+class Interrupted(KeyboardInterrupt):
+    def __init__(self, run_dir: Path):
+        super().__init__(f"the run in {run_dir} was interrupted")
+        self.run_dir = run_dir
+
+
 # ------------------------------------------------------------------------------------------------ threads
 
 
@@ -209,10 +215,13 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console | None 
         rows = Rows(plan, algorithm.learning_rate)
         threads.append(start_thread("learner", loop.run, wires))
         threads += [start_thread(f"actor-{index}", actor.run, wires) for index, actor in enumerate(actors)]
-        for news in wires.learned:
-            row = rows.make(news)
-            for writer in writers:
-                writer.write(row)
+        try:
+            for news in wires.learned:
+                row = rows.make(news)
+                for writer in writers:
+                    writer.write(row)
+        except KeyboardInterrupt:
+            raise Interrupted(run_dir) from None
     return Outcome(run_dir, jax.device_get(news.params), row)
 
 
@@ -308,19 +317,26 @@ def write_args(run_dir: Path, args: RunArgs, topology: Topology, plan: BatchPlan
 
 
 def run_command(
-    default: RunArgs, make_algorithm: MakeAlgorithm, *, description: str, argv: list[str] | None = None
+    default: RunArgs,
+    make_algorithm: MakeAlgorithm,
+    *,
+    description: str,
+    argv: list[str] | None = None,
+    prog: str | None = None,
 ) -> None:
     """Parse, train, and leave: 0 when trained, 2 for bad input, 130 for Ctrl-C, 1 for any other failure."""
     console = Console()
     try:
-        args = parse_args(default, prog=default.exp_name, description=description, argv=argv)
+        args = parse_args(default, description=description, argv=argv, prog=prog)
         outcome = train(args, make_algorithm, console)
         draw_curve(outcome.run_dir)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except Interrupted as interrupted:
+        print(f"interrupted; everything logged so far is in {interrupted.run_dir}", file=sys.stderr)
+        leave_now(130)
     except KeyboardInterrupt:
-        print("interrupted; everything logged so far is in the run's folder", file=sys.stderr)
         leave_now(130)
     except Exception:
         traceback.print_exc()
