@@ -10,10 +10,11 @@ def fitting_args() -> Args:
     if jax.default_backend() == "cpu":
         return Args(  # a small network, small batches, an easier game: something to see in minutes
             exp_name="cleanba_ppo_fit",
-            total_timesteps=300_000,
+            total_timesteps=150_000,
             atari_preset="impala",
             local_num_envs=8,
             num_actor_threads=1,
+            num_steps=32,
             network="nature",
         )
     learners = tuple(range(1, devices)) or (0,)  # the first GPU acts, the others learn

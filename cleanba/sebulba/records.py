@@ -1,0 +1,144 @@
+"""What a run leaves: its folder, a row per update, a curve and a summary."""
+
+import json
+import os
+import platform
+import time
+from collections import deque
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from cleanba.sebulba.actor import Collected
+from cleanba.sebulba.algorithm import Params
+from cleanba.sebulba.args import BatchPlan, RunArgs, UsageError
+from cleanba.sebulba.envs import EnvSpec, Episode, env_options
+from cleanba.sebulba.metrics import RECENT_GAMES, Row, data_digest, params_digest
+from cleanba.sebulba.networks import resolve_network
+from cleanba.sebulba.terminal import clock
+from cleanba.sebulba.topology import Topology
+
+
+class Outcome(NamedTuple):
+    run_dir: Path
+    params: Params  # on the host
+    last_row: Row
+
+
+class Learned(NamedTuple):
+    """What the learner tells the main thread about one update."""
+
+    update: int  # from 0
+    params: Params  # a copy
+    collected: list[Collected]  # their rollouts are used up
+    losses: dict[str, float]
+    seconds: dict[str, float]  # where the time went
+    finished: float  # time.perf_counter()
+
+
+class Rows:
+    """Makes the row of each update. Steps per second leave the first update, with its compilation, out."""
+
+    def __init__(self, plan: BatchPlan, learning_rate: Callable[[int], float]):
+        self._plan = plan
+        self._learning_rate = learning_rate
+        self._started = self._previous = time.perf_counter()
+        self._first: float | None = None
+        self._recent: deque[Episode] = deque(maxlen=RECENT_GAMES)
+        self._games = 0
+
+    def make(self, news: Learned) -> Row:
+        batch = self._plan.batch_size
+        seconds = news.finished - self._previous
+        self._previous = news.finished
+        row: Row = {
+            "update": news.update + 1,
+            "global_step": (news.update + 1) * batch,
+            "seconds": news.finished - self._started,
+            "charts/learning_rate": self._learning_rate(news.update),
+            "charts/SPS_update": batch / seconds,
+        }
+        if self._first is None:
+            self._first = news.finished
+        else:
+            row["charts/SPS"] = news.update * batch / (news.finished - self._first)
+        finished = [game for c in news.collected for game in c.episodes]
+        self._recent.extend(finished)
+        self._games += len(finished)
+        if self._recent:
+            row["charts/avg_episodic_return"] = float(np.mean([g.episodic_return for g in self._recent]))
+            row["charts/avg_episodic_length"] = float(np.mean([g.length for g in self._recent]))
+        row |= {f"losses/{name}": value for name, value in news.losses.items()}
+        row["stats/games"] = self._games
+        row["stats/update_seconds"] = seconds
+        row |= {f"stats/learner_{name}_seconds": value for name, value in news.seconds.items()}
+        for name in news.collected[0].seconds:
+            row[f"stats/actor_{name}_seconds"] = float(np.mean([c.seconds[name] for c in news.collected]))
+        row["params_digest"] = params_digest(jax.device_get(news.params))
+        row["data_digest"] = data_digest((c.env_id, c.transitions) for c in news.collected)
+        return row
+
+
+def make_run_dir(args: RunArgs) -> Path:
+    now = int(time.time())
+    for second in range(now, now + 60):  # runs that start in the same second take the next free one
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}".replace("/", "-")
+        run_dir = Path(args.runs_dir) / name
+        try:
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+            run_dir.mkdir()
+            return run_dir
+        except FileExistsError:
+            if not run_dir.parent.is_dir():
+                raise UsageError(f"--runs-dir {args.runs_dir} is not a folder; give another") from None
+        except OSError as error:
+            why = error.strerror
+            raise UsageError(f"--runs-dir {args.runs_dir} or {name} cannot be written ({why})") from error
+    raise UsageError(f"--runs-dir {args.runs_dir} already holds sixty runs that started just now; wait")
+
+
+def write_args(run_dir: Path, args: RunArgs, topology: Topology, plan: BatchPlan, env: EnvSpec) -> None:
+    """args.json: the flags, what was resolved from them, and where the run runs."""
+    record = {
+        "args": vars(args),
+        "layout": str(topology),
+        "plan": plan._asdict(),
+        "network": resolve_network(args, env),
+        "env_options": env_options(args),
+        "machine": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "envpool")},
+            "actor_devices": topology.actor_devices()[0].device_kind,
+            "learner_devices": topology.learner_devices()[0].device_kind,
+            "cores": len(os.sched_getaffinity(0)),
+        },
+    }
+    (run_dir / "args.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def draw_curve(run_dir: Path) -> None:
+    """learning_curve.png, where matplotlib is installed (the extra `plot`)."""
+    try:
+        from cleanrl_utils.plot_curve import plot_runs
+    except ModuleNotFoundError:
+        return
+    plot_runs([run_dir], run_dir / "learning_curve.png")
+
+
+def summary(outcome: Outcome) -> str:
+    row = outcome.last_row
+    speed = row.get("charts/SPS", row["charts/SPS_update"])
+    games = min(row["stats/games"], RECENT_GAMES)
+    returns = (
+        f"return {row['charts/avg_episodic_return']:.2f} (last {games} games)"
+        if games
+        else "no game finished"
+    )
+    return (
+        f"done: {row['global_step']:,} steps in {clock(row['seconds'])}, {speed:,.0f} steps/s, {returns}\n"
+        f"everything is in {outcome.run_dir}"
+    )
