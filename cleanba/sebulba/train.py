@@ -238,6 +238,8 @@ def run_command(
         leave_now(130)
     except KeyboardInterrupt:
         leave_now(130)
+    except BrokenPipeError:  # whoever read the output, as in `… --help | head`, has seen enough
+        os._exit(1)
     except Exception:
         traceback.print_exc()
         leave_now(1)
