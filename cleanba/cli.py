@@ -5,7 +5,8 @@ import sys
 USAGE = """usage: cleanba COMMAND [flags]
 
 commands:
-  ppo     train with PPO            (cleanba ppo --help lists the flags)
+  ppo     train with PPO       (cleanba ppo --help lists the flags)
+  impala  train with IMPALA    (cleanba impala --help lists the flags)
 """
 
 
@@ -15,6 +16,10 @@ def main() -> None:
             from cleanba import cleanba_ppo
 
             cleanba_ppo.main(argv=flags, prog="cleanba ppo")
+        case ["impala", *flags]:
+            from cleanba import cleanba_impala
+
+            cleanba_impala.main(argv=flags, prog="cleanba impala")
         case [] | ["-h" | "--help"]:
             print(USAGE)
         case [command, *_]:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import pytest
 
-from cleanba.cleanba_ppo import Args, make_algorithm
+from cleanba import cleanba_ppo
 from cleanba.sebulba.train import Outcome, train
 
 # Most of a small run is compilation, and many tests compile the same programs.
@@ -25,9 +25,11 @@ REPO = Path(__file__).parent.parent
 
 @pytest.fixture
 def run(tmp_path):
-    """Train PPO in this process with small sizes; flags and the algorithm's parts can be replaced."""
+    """Train in this process with small sizes; flags and parts of the algorithm can be replaced."""
 
-    def run(algorithm: dict[str, Any] | None = None, **flags: Any) -> tuple[Outcome, list[dict[str, Any]]]:
+    def run(
+        parts: dict[str, Any] | None = None, *, algorithm: Any = cleanba_ppo, **flags: Any
+    ) -> tuple[Outcome, list[dict[str, Any]]]:
         small: dict[str, Any] = dict(
             env_id="CartPole-v1",
             runs_dir=str(tmp_path),
@@ -39,7 +41,8 @@ def run(tmp_path):
             env_threads=2,
         )
         outcome = train(
-            Args(**(small | flags)), lambda *inputs: make_algorithm(*inputs)._replace(**(algorithm or {}))
+            algorithm.Args(**(small | flags)),
+            lambda *inputs: algorithm.make_algorithm(*inputs)._replace(**(parts or {})),
         )
         return outcome, read_rows(outcome.run_dir)
 

@@ -61,7 +61,7 @@ def test_chunks_are_as_equal_as_they_can_be(chunk_flags, chunks, rows):
         (dict(seed=2**32), "--seed 4294967296 is too large"),
         (dict(inference_batch=48), "--inference-batch 48 does not divide --local-num-envs 64; try 32 or 64"),
         (dict(total_timesteps=16_383), "--total-timesteps 16383 is less than one update.*at least 16384"),
-        (dict(num_minibatches=20_000), "--num-minibatches 20000 is more than the 16384 rows"),
+        (dict(num_minibatches=20_000), "--num-minibatches 20000 is too many .* at most 16384"),
         (dict(gradient_accumulation_steps=4_097), "--gradient-accumulation-steps 4097 .* at most 4096"),
     ],
 )

@@ -41,6 +41,15 @@ def command(*argv, cwd=REPO, **env):
             "cleanba_ppo_envpool_machado_atari_wrapper.py",
             ["cleanba_ppo_envpool_machado_atari_wrapper)", "(default: 60)", "(default: machado)"],
         ),
+        ("cleanba_impala.py", ["(default: cleanba_impala)", "(default: 20)", "(default: 0.0006)"]),
+        (
+            "cleanba_impala_envpool_impala_atari_wrapper.py",
+            ["cleanba_impala_envpool_impala_atari_wrapper)", "(default: impala)", "(default: 40.0)"],
+        ),
+        (
+            "cleanba_impala_envpool_machado_atari_wrapper.py",
+            ["cleanba_impala_envpool_machado_atari_wrapper)", "(default: machado)"],
+        ),
         ("cleanba_ppo_fit.py", ["cleanba_ppo_fit)", "(default: nature)"]),
     ],
 )
@@ -50,7 +59,7 @@ def test_help_shows_the_defaults_of_the_script(script, defaults):
     assert shown.returncode == 0, shown.stderr
     for default in defaults:
         assert default in text
-    for group in ("experiment", "environment", "hardware", "network", "learning", "ppo"):
+    for group in ("experiment", "environment", "hardware", "network", "learning"):
         assert f"{group} options" in text
 
 
@@ -81,8 +90,9 @@ def test_a_run_from_the_command_line_prints_lines_and_a_summary(tmp_path):
     assert list(run_dir.glob("events.out.tfevents.*"))
 
 
-def test_the_cleanba_command_trains_too(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["cleanba", "ppo", *SMALL.split(), "--runs-dir", str(tmp_path)])
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+def test_the_cleanba_command_trains_too(tmp_path, monkeypatch, capsys, algorithm):
+    monkeypatch.setattr(sys, "argv", ["cleanba", algorithm, *SMALL.split(), "--runs-dir", str(tmp_path)])
     cli.main()
     assert "done: 320 steps" in capsys.readouterr().out
 
@@ -119,7 +129,7 @@ def test_an_unknown_cleanba_command_is_refused(monkeypatch, capsys):
         ("--runs-dir /proc/nowhere", "--runs-dir /proc/nowhere or Breakout-v5__cleanba_ppo__1__"),
         ("--runs-dir /dev/null", "--runs-dir /dev/null is not a folder"),
         (f"--exp-name {'x' * 300}", "cannot be written (File name too long)"),
-        ("--num-minibatches 20000", "--num-minibatches 20000 is more than the 16384 rows"),
+        ("--num-minibatches 20000", "--num-minibatches 20000 is too many"),
         ("--network nature --env-id CartPole-v1", "--network nature needs pictures"),
     ],
 )

@@ -6,12 +6,23 @@ import numpy as np
 import optax
 import pytest
 
+from cleanba import cleanba_impala, cleanba_ppo
 from cleanba.sebulba.algorithm import Loss
 from cleanba.sebulba.networks import Decision
 
-# Small, because plain SGD on pictures is chaotic: 8e-8 apart after five updates at 0.001, 1e-5 at 0.002.
-SGD = dict(optimizer=optax.identity(), learning_rate=lambda update: 0.001)
+ALGORITHMS = {
+    "ppo": dict(algorithm=cleanba_ppo),
+    "impala": dict(algorithm=cleanba_impala, num_minibatches=2),  # divides each learner's share of an actor
+}
+each_algorithm = pytest.mark.parametrize("which", ALGORITHMS)
 ATARI = dict(env_id="Breakout-v5", network="impala", channels=(4, 4), hiddens=(16,), num_steps=16)
+
+
+def sgd(which, scale=1.0):
+    """Small, because plain SGD on pictures is chaotic: with PPO, five updates end 8e-8 apart at 0.001 and
+    1e-5 apart at 0.002. IMPALA's loss is a sum over the 64 rows of a minibatch, PPO's a mean."""
+    rate = {"ppo": 0.001, "impala": 0.001 / 64}[which] * scale
+    return dict(optimizer=optax.identity(), learning_rate=lambda update: rate)
 
 
 def digests(rows):
@@ -23,25 +34,40 @@ def distance(a, b):
     return max(jax.tree.leaves(jax.tree.map(lambda x, y: float(np.abs(x - y).max()), a, b)))
 
 
+@each_algorithm
 @pytest.mark.parametrize("concurrency", [False, True], ids=["lag0", "lag1"])
-def test_the_same_command_twice_gives_the_same_bits(run, concurrency):
-    flags = dict(num_actor_threads=2, concurrency=concurrency, total_timesteps=12 * 16 * 8)
+def test_the_same_command_twice_gives_the_same_bits(run, which, concurrency):
+    flags = ALGORITHMS[which] | dict(
+        num_actor_threads=2, concurrency=concurrency, total_timesteps=12 * 16 * 8
+    )
     first, again = (digests(run(**flags)[1]) for _ in range(2))
     assert first == again
     assert len(first) == 12
     assert len({params for _, params in first}) == len({data for data, _ in first}) == 12
 
 
-@pytest.mark.parametrize("concurrency", [False, True], ids=["lag0", "lag1"])
-def test_the_same_command_twice_gives_the_same_bits_on_atari(run, concurrency):
-    """Sticky actions, two threads, two learners, batches cut in two, short and padded chunks."""
-    flags = ATARI | dict(
-        num_actor_threads=2,
-        learner_device_ids=(1, 2),
-        concurrency=concurrency,
-        inference_batch=2,
-        gradient_accumulation_steps=3,
-        total_timesteps=3 * 16 * 8,
+@pytest.mark.parametrize(
+    ("which", "concurrency"),
+    [
+        pytest.param("ppo", False, id="ppo-lag0"),
+        pytest.param("ppo", True, id="ppo-lag1", marks=pytest.mark.slow),
+        pytest.param("impala", False, id="impala-lag0", marks=pytest.mark.slow),
+        pytest.param("impala", True, id="impala-lag1"),
+    ],
+)
+def test_the_same_command_twice_gives_the_same_bits_on_atari(run, which, concurrency):
+    """Sticky actions, two threads, two learners, batches cut in two, more than one chunk."""
+    flags = (
+        ALGORITHMS[which]
+        | ATARI
+        | dict(
+            num_actor_threads=2,
+            learner_device_ids=(1, 2),
+            concurrency=concurrency,
+            inference_batch=2,
+            gradient_accumulation_steps={"ppo": 3, "impala": 2}[which],  # 3: short and padded chunks
+            total_timesteps=3 * 16 * 8,
+        )
     )
     first, again = (digests(run(**flags)[1]) for _ in range(2))
     assert first == again and len(first) == 3
@@ -72,27 +98,34 @@ LAYOUTS = {
         pytest.param(ATARI, True, id="Breakout-lag1", marks=pytest.mark.slow),
     ],
 )
-def test_layouts_with_the_same_environments_give_the_same_run(run, env, concurrency):
+@each_algorithm
+def test_layouts_with_the_same_environments_give_the_same_run(run, which, env, concurrency):
     """The same data to the bit in the first update; the same params up to float reassociation after five."""
-    same = env | dict(inference_batch=4, concurrency=concurrency, total_timesteps=5 * 16 * 8)
-    runs = {name: run(SGD, **same, **layout) for name, layout in LAYOUTS.items()}
+    same = (
+        ALGORITHMS[which] | env | dict(inference_batch=4, concurrency=concurrency, total_timesteps=5 * 16 * 8)
+    )
+    runs = {name: run(sgd(which), **same, **layout) for name, layout in LAYOUTS.items()}
     reference, reference_rows = runs.pop("a0-l0")
     for name, (outcome, rows) in runs.items():
         assert rows[0]["data_digest"] == reference_rows[0]["data_digest"], name
         assert distance(outcome.params, reference.params) < 1e-5, name
-    start, _ = run(SGD | dict(learning_rate=lambda update: 0.0), **same, **LAYOUTS["a0-l0"])
+    start, _ = run(sgd(which, scale=0.0), **same, **LAYOUTS["a0-l0"])
     assert distance(start.params, reference.params) > 1e-3, "SGD did not move: no test"
 
 
-def test_chunks_change_no_more_than_the_last_bits(run):
-    whole, _ = run(SGD, gradient_chunk=1000)
-    for flags in (dict(gradient_chunk=3), dict(gradient_accumulation_steps=5)):
-        chunked, _ = run(SGD, **flags)
+@each_algorithm
+def test_chunks_change_no_more_than_the_last_bits(run, which):
+    same = ALGORITHMS[which] | dict(local_num_envs=12, total_timesteps=5 * 16 * 12)  # impala: six columns
+    whole, _ = run(sgd(which), **same, gradient_chunk=1000)
+    for flags in (dict(gradient_chunk=33), dict(gradient_accumulation_steps=5)):
+        chunked, _ = run(sgd(which), **same, **flags)
         assert distance(whole.params, chunked.params) < 1e-5
 
 
-def test_how_environments_are_stepped_changes_no_bit(run):
-    assert digests(run(env_threads=1)[1]) == digests(run(env_threads=4)[1])
+@each_algorithm
+def test_how_environments_are_stepped_changes_no_bit(run, which):
+    one, four = (digests(run(**ALGORITHMS[which], env_threads=n)[1]) for n in (1, 4))
+    assert one == four
 
 
 @pytest.mark.parametrize(("concurrency", "versions"), [(False, [0, 1, 2, 3, 4]), (True, [0, 0, 1, 2, 3])])

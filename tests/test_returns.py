@@ -1,9 +1,9 @@
-"""GAE against a loop that sees episodes, not rows: it drops the reset rows and never meets them."""
+"""GAE and V-trace against loops that see episodes, not rows: they drop the reset rows and never meet them."""
 
 import numpy as np
 import pytest
 
-from cleanba.sebulba.returns import gae
+from cleanba.sebulba.returns import gae, vtrace
 
 
 def test_by_hand():
@@ -124,3 +124,79 @@ def test_what_stands_in_a_reset_row_does_not_matter():
     inputs["value"] = inputs["value"].copy()
     inputs["value"][2] = -1e6  # the episode before it terminated: nobody bootstraps from it
     np.testing.assert_array_equal(before, gae(**inputs))
+
+
+# ------------------------------------------------------------------------------------------------- V-trace
+
+
+def test_vtrace_by_hand():
+    # gamma 0.5. Weights: 0.5, then 2 clipped to 1. Row 1 terminates, row 2 is the reset row, row 3 goes on.
+    target, advantage = vtrace(
+        reward=np.array([1.0, 2.0, 9.0, 4.0]),
+        value=np.array([1.0, 1.0, 8.0, 3.0]),
+        last_value=np.array(6.0),
+        log_rho=np.log([0.5, 2.0, 7.0, 1.0]),
+        terminated=np.array([False, True, False, False]),
+        valid=np.array([True, True, False, True]),
+        gamma=0.5,
+    )
+    # row 3: delta = 4 + 3 - 3 = 4, target 7;  row 1: delta = 2 - 1 = 1, target 2
+    # row 0: delta = 0.5 (1 + 0.5 - 1) = 0.25, target 1 + 0.25 + 0.5 * 0.5 * 1 = 1.5
+    np.testing.assert_allclose(target, [1.5, 2.0, 8.0, 7.0])
+    # row 0: 0.5 (1 + 0.5 * 2 - 1) = 0.5
+    np.testing.assert_allclose(advantage, [0.5, 1.0, 0.0, 4.0])
+
+
+def vtrace_of_episodes(reward, value, last_value, log_rho, terminated, truncated, valid, gamma):
+    """The definition: v_s = V(x_s) + sum_t gamma^(t-s) (prod_{i<t} c_i) delta_t, per episode."""
+    steps = len(reward)
+    values = np.append(value, last_value)
+    target, advantage = values[:-1].copy(), np.zeros(steps)
+    rho = np.minimum(1.0, np.exp(log_rho))
+    episode = []
+    for t in range(steps):
+        if not valid[t]:
+            continue
+        episode.append(t)
+        if not (terminated[t] or truncated[t] or t == steps - 1):
+            continue
+        after = 0.0 if terminated[t] else values[t + 1]  # of the final observation
+        following = [*[values[s] for s in episode[1:]], after]
+        delta = [
+            rho[s] * (reward[s] + gamma * v - values[s]) for s, v in zip(episode, following, strict=True)
+        ]
+        for i, s in enumerate(episode):
+            weight, total = 1.0, 0.0
+            for k in range(i, len(episode)):
+                total += weight * delta[k]
+                weight *= gamma * rho[episode[k]]
+            target[s] = values[s] + total
+        next_targets = [*[target[s] for s in episode[1:]], after]
+        for s, v in zip(episode, next_targets, strict=True):
+            advantage[s] = rho[s] * (reward[s] + gamma * v - values[s])
+        episode = []
+    return target, advantage
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_vtrace_against_a_loop_over_episodes(seed):
+    rng = np.random.default_rng(seed)
+    steps, envs = 40, 3
+    columns = [make_sequence(rng, steps) for _ in range(envs)]
+    terminated, truncated, valid = (np.stack(x, axis=1) for x in zip(*columns, strict=True))
+    reward, value, log_rho = (rng.normal(size=(steps, envs)).astype(np.float32) for _ in range(3))
+    last_value = rng.normal(size=envs).astype(np.float32)
+    target, advantage = vtrace(
+        reward=reward,
+        value=value,
+        last_value=last_value,
+        log_rho=log_rho,
+        terminated=terminated,
+        valid=valid,
+        gamma=0.9,
+    )
+    for e in range(envs):
+        column = (x[:, e] for x in (log_rho, terminated, truncated, valid))
+        expected = vtrace_of_episodes(reward[:, e], value[:, e], last_value[e], *column, 0.9)
+        np.testing.assert_allclose(target[:, e], expected[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(advantage[:, e], expected[1], rtol=1e-4, atol=1e-5)

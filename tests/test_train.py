@@ -9,6 +9,7 @@ import psutil
 import pytest
 from conftest import REPO
 
+from cleanba import cleanba_impala
 from cleanba.sebulba.envs import ATARI_PRESETS
 
 
@@ -110,6 +111,22 @@ def test_cartpole_is_solved(run):
         ent_coef=0.0,
         hiddens=(64, 64),
         total_timesteps=130_000,
+    )
+    assert max(row.get("charts/avg_episodic_return", 0) for row in rows) >= 475
+
+
+def test_cartpole_is_solved_by_impala(run):
+    _, rows = run(
+        algorithm=cleanba_impala,
+        local_num_envs=8,
+        num_steps=20,
+        num_minibatches=1,
+        learning_rate=1e-2,
+        gamma=0.98,
+        ent_coef=0.001,
+        concurrency=True,
+        hiddens=(64, 64),
+        total_timesteps=200_000,
     )
     assert max(row.get("charts/avg_episodic_return", 0) for row in rows) >= 475
 

@@ -35,7 +35,8 @@ class Loss(NamedTuple):
     """Sums over the rows of one chunk. The learner adds them up over chunks and learners, then divides."""
 
     total: Array  # what is differentiated
-    denominator: Array  # the gradient is that of the summed totals over the summed denominators
+    denominator: Array | None  # the gradient is that of the summed totals over the summed denominators;
+    #                            None: of the summed totals
     metrics: dict[str, Array]
     rows: Array  # logged metrics are the summed metrics over the summed rows
 

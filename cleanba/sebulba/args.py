@@ -104,6 +104,11 @@ class Learning:
 class RunArgs(Learning, Network, Hardware, Environment, Experiment):
     """What the machinery reads. An algorithm's arguments add its own group to these."""
 
+    @property
+    def rows_together(self) -> int:
+        """Rows of an environment that a gradient chunk must not separate."""
+        return 1
+
 
 Args = TypeVar("Args", bound=RunArgs)
 
@@ -210,18 +215,19 @@ class BatchPlan(NamedTuple):
                 f"x {num_envs} environments; give at least {batch_size}"
             )
         envs_per_learner = actors * args.local_num_envs // learners
-        rows = args.num_steps * envs_per_learner // args.num_minibatches
-        if rows == 0:
-            most = args.num_steps * envs_per_learner
+        most = args.num_steps * envs_per_learner // args.rows_together
+        pieces = most // args.num_minibatches  # that a minibatch has on a learner, of `rows_together` each
+        if pieces == 0:
             raise UsageError(
-                f"--num-minibatches {args.num_minibatches} is more than the {most} rows of a learner; "
-                f"give at most {most}"
+                f"--num-minibatches {args.num_minibatches} is too many for a learner with {envs_per_learner} "
+                f"environments; give at most {most}"
             )
-        chunks = args.gradient_accumulation_steps or math.ceil(rows / args.gradient_chunk)
-        if chunks > rows:
+        largest = max(1, args.gradient_chunk // args.rows_together)
+        chunks = args.gradient_accumulation_steps or math.ceil(pieces / largest)
+        if chunks > pieces:
             raise UsageError(
-                f"--gradient-accumulation-steps {chunks} is more than the {rows} rows that a learner has in "
-                f"a minibatch; give at most {rows}"
+                f"--gradient-accumulation-steps {chunks} is more than a minibatch can be cut into on a "
+                f"learner; give at most {pieces}"
             )
         return BatchPlan(
             num_steps=args.num_steps,
@@ -235,5 +241,5 @@ class BatchPlan(NamedTuple):
             num_minibatches=args.num_minibatches,
             inference_batch=inference_batch,
             chunks=chunks,
-            chunk_rows=math.ceil(rows / chunks),
+            chunk_rows=math.ceil(pieces / chunks) * args.rows_together,
         )

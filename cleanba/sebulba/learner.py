@@ -35,7 +35,7 @@ class ChunkSums(NamedTuple):
     """What the chunks of one minibatch add up to on each learner (leading axis: learners)."""
 
     gradient: Params
-    denominator: Array
+    denominator: Array | None
     metrics: dict[str, Array]
     rows: Array
 
@@ -153,8 +153,10 @@ class Learner:
         self, state: LearnerState, sums: ChunkSums, learning_rate: Array
     ) -> tuple[LearnerState, Totals]:
         sums = jax.tree.map(lambda x: global_sum(x[0]), sums)
-        denominator = jnp.maximum(sums.denominator, 1)  # 0 for reset rows only: then the gradient is 0 too
-        gradient = jax.tree.map(lambda g: g / denominator, sums.gradient)
+        gradient = sums.gradient
+        if sums.denominator is not None:
+            denominator = jnp.maximum(sums.denominator, 1)  # 0 for reset rows only: so is the gradient
+            gradient = jax.tree.map(lambda g: g / denominator, gradient)
         direction, opt_state = self._algorithm.optimizer.update(gradient, state.opt_state, state.params)
         params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
         return LearnerState(params, opt_state), Totals(sums.metrics, sums.rows)

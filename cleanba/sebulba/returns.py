@@ -5,8 +5,15 @@ Such a row (`valid` False) is not a transition. Its delta and advantage are 0, s
 and its target is V(obs) of the episode's final observation, which is the bootstrap of a truncated episode.
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import Array, lax
+
+
+class VTrace(NamedTuple):
+    target: Array  # [T, ...], for the value
+    advantage: Array  # [T, ...], for the policy gradient
 
 
 def gae(
@@ -31,3 +38,31 @@ def gae(
 
     _, advantage = lax.scan(backward, jnp.zeros_like(last_value), (delta, discount, valid), reverse=True)
     return lax.stop_gradient(advantage)
+
+
+def vtrace(
+    *,
+    reward: Array,  # f32 [T, ...]
+    value: Array,  # f32 [T, ...]
+    last_value: Array,  # f32 [...], of the observation after the last step
+    log_rho: Array,  # f32 [T, ...]: log-probability of the action now, minus that when it was chosen
+    terminated: Array,  # bool [T, ...]; truncated episodes bootstrap from the final observation's value
+    valid: Array,  # bool [T, ...]
+    gamma: float,
+) -> VTrace:
+    """V-trace (Espeholt et al. 2018, sec. 4.1) with lambda 1 and both importance weights clipped at 1."""
+    discount = gamma * (1.0 - terminated)
+    rho = jnp.where(valid, jnp.exp(jnp.minimum(log_rho, 0.0)), 0.0)  # min(rho, 1), and c is the same
+    value_tp1 = jnp.concatenate([value[1:], last_value[None]])
+    delta = rho * (reward + discount * value_tp1 - value)
+
+    def backward(correction_tp1, step_t):
+        delta_t, discount_t, c_t = step_t
+        correction_t = delta_t + discount_t * c_t * correction_tp1
+        return correction_t, correction_t
+
+    _, correction = lax.scan(backward, jnp.zeros_like(last_value), (delta, discount, rho), reverse=True)
+    target = value + correction
+    target_tp1 = jnp.concatenate([target[1:], last_value[None]])
+    advantage = rho * (reward + discount * target_tp1 - value)
+    return VTrace(*lax.stop_gradient((target, advantage)))
