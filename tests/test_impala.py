@@ -25,7 +25,7 @@ def make_plan(topology=Topology((0,), (0,)), **flags):
 @pytest.mark.parametrize("chunk_flags", [{}, dict(gradient_chunk=14), dict(gradient_accumulation_steps=3)])
 def test_a_minibatch_takes_whole_environments_by_their_index(chunk_flags):
     plan = make_plan(**chunk_flags)
-    env_id = np.array([24, 25, 26, 27, 28, 29, 6, 7, 8, 9, 10, 11])
+    env_id = np.array([25, 26, 27, 28, 29, 30, 7, 8, 9, 10, 11, 12])
     slots = minibatches(jax.random.key(0), env_id, plan=plan)
     t, env, mask = map(np.asarray, slots)  # [M, chunks, T+1, columns]
     assert t.shape[2] == 6 and t.shape[1] * t.shape[3] >= 4

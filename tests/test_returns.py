@@ -68,43 +68,27 @@ def gae_of_episodes(reward, value, last_value, terminated, truncated, valid, gam
     return advantage
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_against_a_loop_over_episodes(seed):
+def random_columns(seed, steps=40, envs=3):
+    """What both estimators take, [T, N] each, and `truncated`, which neither needs."""
     rng = np.random.default_rng(seed)
-    steps, envs = 40, 3
     columns = [make_sequence(rng, steps) for _ in range(envs)]
     terminated, truncated, valid = (np.stack(x, axis=1) for x in zip(*columns, strict=True))
     assert terminated.any() and truncated.any() and not valid.all()
-    reward = rng.normal(size=(steps, envs)).astype(np.float32)
-    value = rng.normal(size=(steps, envs)).astype(np.float32)
+    reward, value, log_rho = (rng.normal(size=(steps, envs)).astype(np.float32) for _ in range(3))
     last_value = rng.normal(size=envs).astype(np.float32)
-    expected = np.stack(
-        [
-            gae_of_episodes(
-                reward[:, e],
-                value[:, e],
-                last_value[e],
-                terminated[:, e],
-                truncated[:, e],
-                valid[:, e],
-                0.9,
-                0.8,
-            )
-            for e in range(envs)
-        ],
-        axis=1,
-    )
-    actual = gae(
-        reward=reward,
-        value=value,
-        last_value=last_value,
-        terminated=terminated,
-        valid=valid,
-        gamma=0.9,
-        gae_lambda=0.8,
-    )
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
-    assert (np.asarray(actual)[~valid] == 0).all()
+    flags = dict(terminated=terminated, valid=valid)
+    return dict(reward=reward, value=value, last_value=last_value, **flags), truncated, log_rho
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_against_a_loop_over_episodes(seed):
+    x, truncated, _ = random_columns(seed)
+    actual = gae(**x, gamma=0.9, gae_lambda=0.8)
+    for e in range(3):
+        flags = (x["terminated"][:, e], truncated[:, e], x["valid"][:, e])
+        expected = gae_of_episodes(x["reward"][:, e], x["value"][:, e], x["last_value"][e], *flags, 0.9, 0.8)
+        np.testing.assert_allclose(actual[:, e], expected, rtol=1e-4, atol=1e-5)
+    assert (np.asarray(actual)[~x["valid"]] == 0).all()
 
 
 def test_what_stands_in_a_reset_row_does_not_matter():
@@ -180,23 +164,10 @@ def vtrace_of_episodes(reward, value, last_value, log_rho, terminated, truncated
 
 @pytest.mark.parametrize("seed", range(20))
 def test_vtrace_against_a_loop_over_episodes(seed):
-    rng = np.random.default_rng(seed)
-    steps, envs = 40, 3
-    columns = [make_sequence(rng, steps) for _ in range(envs)]
-    terminated, truncated, valid = (np.stack(x, axis=1) for x in zip(*columns, strict=True))
-    reward, value, log_rho = (rng.normal(size=(steps, envs)).astype(np.float32) for _ in range(3))
-    last_value = rng.normal(size=envs).astype(np.float32)
-    target, advantage = vtrace(
-        reward=reward,
-        value=value,
-        last_value=last_value,
-        log_rho=log_rho,
-        terminated=terminated,
-        valid=valid,
-        gamma=0.9,
-    )
-    for e in range(envs):
-        column = (x[:, e] for x in (log_rho, terminated, truncated, valid))
-        expected = vtrace_of_episodes(reward[:, e], value[:, e], last_value[e], *column, 0.9)
+    x, truncated, log_rho = random_columns(seed)
+    target, advantage = vtrace(**x, log_rho=log_rho, gamma=0.9)
+    for e in range(3):
+        column = (a[:, e] for a in (log_rho, x["terminated"], truncated, x["valid"]))
+        expected = vtrace_of_episodes(x["reward"][:, e], x["value"][:, e], x["last_value"][e], *column, 0.9)
         np.testing.assert_allclose(target[:, e], expected[0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(advantage[:, e], expected[1], rtol=1e-4, atol=1e-5)
