@@ -7,6 +7,7 @@ USAGE = """usage: cleanba COMMAND [flags]
 commands:
   ppo     train with PPO       (cleanba ppo --help lists the flags)
   impala  train with IMPALA    (cleanba impala --help lists the flags)
+  eval    play with a trained model    (cleanba eval --help lists the flags)
 """
 
 
@@ -20,6 +21,10 @@ def main() -> None:
             from cleanba import cleanba_impala
 
             cleanba_impala.main(argv=flags, prog="cleanba impala")
+        case ["eval", *flags]:
+            from cleanba.sebulba import evaluate
+
+            evaluate.main(argv=flags, prog="cleanba eval")
         case [] | ["-h" | "--help"]:
             print(USAGE)
         case [command, *_]:

@@ -12,7 +12,7 @@ from cleanba.sebulba.networks import Decision
 from cleanba.sebulba.topology import Topology
 
 T, N = 3, 2
-ENV = EnvSpec("Scripted", (1,), np.dtype(np.float32), 10)
+ENV = EnvSpec("Scripted", {}, (1,), np.dtype(np.float32), 10)
 # Environment 0 ends with step 2, the last of the first rollout; environment 1 is truncated at step 3.
 TERMINATED = np.array([[0, 0], [0, 0], [1, 0], [0, 0], [0, 0], [0, 0]], bool)
 TRUNCATED = np.array([[0, 0], [0, 0], [0, 0], [0, 1], [0, 0], [0, 0]], bool)

@@ -8,7 +8,6 @@ from cleanba.sebulba.envs import (
     EnvStep,
     Episode,
     EpisodeTracker,
-    env_options,
     env_seeds,
     env_spec,
     env_threads,
@@ -16,9 +15,8 @@ from cleanba.sebulba.envs import (
 
 
 def make(env_id, preset="impala", seeds=(1, 2, 3, 4), **options):
-    return Envs(
-        env_id, env_options(Args(env_id=env_id, atari_preset=preset)) | options, list(seeds), threads=2
-    )
+    env = env_spec(Args(env_id=env_id, atari_preset=preset))
+    return Envs(env._replace(options=env.options | options), list(seeds), threads=2)
 
 
 def play(envs, steps, seed=0):
@@ -38,8 +36,9 @@ def play(envs, steps, seed=0):
 def test_the_presets_differ_where_their_papers_do():
     assert env_spec(Args(env_id="Breakout-v5", atari_preset="machado")).num_actions == 18
     assert env_spec(Args(env_id="Breakout-v5", atari_preset="impala")).num_actions == 4
-    assert env_options(Args(atari_preset="machado"))["repeat_action_probability"] == 0.25
-    assert env_options(Args(atari_preset="impala"))["noop_max"] == 30
+    assert env_spec(Args(atari_preset="machado")).options["repeat_action_probability"] == 0.25
+    assert env_spec(Args(atari_preset="impala")).options["noop_max"] == 30
+    assert env_spec(Args(env_id="CartPole-v1")).options == {}
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,9 @@ def test_layouts_with_the_same_environments_give_the_same_run(run, which, env, c
     reference, reference_rows = runs.pop("a0-l0")
     for name, (outcome, rows) in runs.items():
         assert rows[0]["data_digest"] == reference_rows[0]["data_digest"], name
-        assert distance(outcome.params, reference.params) < 1e-5, name
+        assert distance(outcome.model.params, reference.model.params) < 1e-5, name
     start, _ = run(sgd(which, scale=0.0), **same, **LAYOUTS["a0-l0"])
-    assert distance(start.params, reference.params) > 1e-3, "SGD did not move: no test"
+    assert distance(start.model.params, reference.model.params) > 1e-3, "SGD did not move: no test"
 
 
 @each_algorithm
@@ -119,7 +119,7 @@ def test_chunks_change_no_more_than_the_last_bits(run, which):
     whole, _ = run(sgd(which), **same, gradient_chunk=1000)
     for flags in (dict(gradient_chunk=33), dict(gradient_accumulation_steps=5)):
         chunked, _ = run(sgd(which), **same, **flags)
-        assert distance(whole.params, chunked.params) < 1e-5
+        assert distance(whole.model.params, chunked.model.params) < 1e-5
 
 
 @each_algorithm

@@ -11,7 +11,7 @@ from cleanba.sebulba.networks import Policy
 from cleanba.sebulba.rollout import Rollout
 from cleanba.sebulba.topology import Topology
 
-ENV = EnvSpec("Vectors", (5,), np.dtype(np.float32), 3)
+ENV = EnvSpec("Vectors", {}, (5,), np.dtype(np.float32), 3)
 
 
 def make_plan(topology=Topology((0,), (0,)), **flags):

@@ -16,7 +16,7 @@ from cleanba.sebulba.learner import PER_LEARNER, Learner, copy_to
 from cleanba.sebulba.rollout import RolloutBuffer, env_ids_of_actors, env_ids_of_columns, put_on_learners
 from cleanba.sebulba.topology import Topology
 
-ENV = EnvSpec("Vectors", (1,), np.dtype(np.float32), 2)
+ENV = EnvSpec("Vectors", {}, (1,), np.dtype(np.float32), 2)
 
 
 def toy_loss(params, rows, mask, statistics):

@@ -8,8 +8,8 @@ from cleanba.sebulba.args import UsageError
 from cleanba.sebulba.envs import EnvSpec
 from cleanba.sebulba.networks import act, entropy_of, logprob_of, make_policy
 
-PICTURES = EnvSpec("Pictures", (4, 84, 84), np.dtype(np.uint8), 6)
-VECTORS = EnvSpec("Vectors", (5,), np.dtype(np.float32), 3)
+PICTURES = EnvSpec("Pictures", {}, (4, 84, 84), np.dtype(np.uint8), 6)
+VECTORS = EnvSpec("Vectors", {}, (5,), np.dtype(np.float32), 3)
 SMALL = dict(channels=(4, 4), hiddens=(16,))
 
 
@@ -51,7 +51,7 @@ def test_networks_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="--network nature needs pictures, Vectors gives .*use mlp"):
         make_policy(Args(network="nature"), VECTORS)
     with pytest.raises(UsageError, match="36x36"):
-        make_policy(Args(network="nature"), EnvSpec("Small", (3, 20, 20), np.dtype(np.uint8), 2))
+        make_policy(Args(network="nature"), EnvSpec("Small", {}, (3, 20, 20), np.dtype(np.uint8), 2))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -19,7 +19,7 @@ from cleanba.sebulba.networks import Policy
 from cleanba.sebulba.rollout import Rollout
 from cleanba.sebulba.topology import Topology
 
-ENV = EnvSpec("Vectors", (5,), np.dtype(np.float32), 3)
+ENV = EnvSpec("Vectors", {}, (5,), np.dtype(np.float32), 3)
 
 
 def make_plan(**flags):

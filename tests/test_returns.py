@@ -1,9 +1,15 @@
 """GAE and V-trace against loops that see episodes, not rows: they drop the reset rows and never meet them."""
 
+import warnings
+
 import numpy as np
 import pytest
 
 from cleanba.sebulba.returns import gae, vtrace
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what rlax imports uses names that jax has deprecated
+    import rlax
 
 
 def test_by_hand():
@@ -171,3 +177,36 @@ def test_vtrace_against_a_loop_over_episodes(seed):
         expected = vtrace_of_episodes(x["reward"][:, e], x["value"][:, e], x["last_value"][e], *column, 0.9)
         np.testing.assert_allclose(target[:, e], expected[0], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(advantage[:, e], expected[1], rtol=1e-4, atol=1e-5)
+
+
+def episodes_of(column):
+    """The rows of each episode in a sequence, without reset rows, and whether it terminated."""
+    rows = []
+    for t, (valid, terminated, truncated) in enumerate(column):
+        if not valid:
+            continue
+        rows.append(t)
+        if terminated or truncated or t == len(column) - 1:
+            yield rows, bool(terminated)
+            rows = []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_vtrace_against_rlax(seed):
+    """Episode by episode, cut out of sequences with reset rows, terminations and truncations: rlax knows none
+    of these, only a discount of 0 at the end. A lost life is a termination."""
+    x, truncated, log_rho = random_columns(seed)
+    target, advantage = map(np.asarray, vtrace(**x, log_rho=log_rho, gamma=0.9))
+    values = np.concatenate([x["value"], x["last_value"][None]])
+    for e in range(3):
+        column = list(zip(x["valid"][:, e], x["terminated"][:, e], truncated[:, e], strict=True))
+        for rows, terminated in episodes_of(column):
+            v_t = values[rows[1:] + [rows[-1] + 1], e]
+            discount = np.full(len(rows), 0.9, np.float32)
+            discount[-1] *= not terminated
+            expected = rlax.vtrace_td_error_and_advantage(
+                values[rows, e], v_t, x["reward"][rows, e], discount, np.exp(log_rho[rows, e])
+            )
+            errors = target[rows, e] - values[rows, e]
+            np.testing.assert_allclose(errors, expected.errors, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(advantage[rows, e], expected.pg_advantage, rtol=1e-4, atol=1e-5)

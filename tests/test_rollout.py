@@ -7,7 +7,7 @@ from cleanba.sebulba.envs import EnvSpec
 from cleanba.sebulba.rollout import RolloutBuffer, env_ids_of_actors, env_ids_of_columns
 from cleanba.sebulba.topology import Topology
 
-ENV = EnvSpec("Vectors", (2,), np.dtype(np.float32), 3)
+ENV = EnvSpec("Vectors", {}, (2,), np.dtype(np.float32), 3)
 
 
 def make_plan(topology, **flags):

@@ -101,7 +101,25 @@ class Learning:
 
 
 @dataclass(frozen=True)
-class RunArgs(Learning, Network, Hardware, Environment, Experiment):
+class Results:
+    save_model: bool = False
+    """at the end, save the model as {exp_name}.cleanrl_model and evaluate it in 10 games"""
+    capture_video: bool = False
+    """at the end, write an mp4 of a game"""
+    upload_model: bool = False
+    """at the end, save and evaluate the model and push it to the Hugging Face Hub"""
+    hf_entity: str | None = None
+    """user or organization on the Hub; default: the token's user"""
+    track: bool = False
+    """log to Weights & Biases, too"""
+    wandb_project_name: str = "cleanRL"
+    """project on Weights & Biases"""
+    wandb_entity: str | None = None
+    """user or team on Weights & Biases; default: that of the key"""
+
+
+@dataclass(frozen=True)
+class RunArgs(Results, Learning, Network, Hardware, Environment, Experiment):
     """What the machinery reads. An algorithm's arguments add its own group to these."""
 
     @property

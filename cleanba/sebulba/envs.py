@@ -45,7 +45,10 @@ ATARI_PRESETS: dict[str, dict[str, Any]] = {
 
 
 class EnvSpec(NamedTuple):
+    """What the environments of a run are."""
+
     env_id: str
+    options: dict[str, Any]  # for EnvPool
     obs_shape: tuple[int, ...]
     obs_dtype: np.dtype
     num_actions: int
@@ -70,16 +73,17 @@ class EnvStep(NamedTuple):
 class Envs:
     """N environments of one actor thread, stepped in sync and always in the same order."""
 
-    def __init__(self, env_id: str, options: dict[str, Any], seeds: Sequence[int], threads: int):
+    def __init__(self, env: EnvSpec, seeds: Sequence[int], threads: int, *, rendered: bool = False):
+        self._env_id = env.env_id
         self._pool: Any = envpool.make(
-            env_id,
+            env.env_id,
             env_type="gymnasium",
             num_envs=len(seeds),
             env_seed=list(seeds),
             num_threads=min(threads, len(seeds)),
-            **options,
+            **env.options | ({"render_mode": "rgb_array"} if rendered else {}),
         )
-        self._encode = _encoding(_spaces(env_id, **options)[0])[2]
+        self._encode = _encoding(_spaces(env.env_id, **env.options)[0])[2]
 
     def reset(self) -> np.ndarray:
         obs, _ = self._pool.reset()
@@ -96,6 +100,13 @@ class Envs:
             raw_reward=info.get("reward", reward).astype(np.float32),
             game_over=game_ended | truncated,
         )
+
+    def picture(self) -> np.ndarray:
+        """The first environment's own, u8 [height, width, 3]; the environments must be `rendered`."""
+        try:
+            return self._pool.render(env_ids=[0])[0]
+        except RuntimeError as error:
+            raise UsageError(f"{self._env_id} cannot be filmed: {error}") from error
 
 
 class Episode(NamedTuple):
@@ -124,36 +135,27 @@ class EpisodeTracker:
 # ------------------------------------------------------------------------------------- from flags to pools
 
 
-def env_options(args: RunArgs) -> dict[str, Any]:
-    """The Atari preset for Atari games; nothing for what it does not apply to."""
-    options = ATARI_PRESETS[args.atari_preset]
-    return options if options.keys() <= set(envpool.make_spec(args.env_id).config._fields) else {}
-
-
 def env_spec(args: RunArgs) -> EnvSpec:
+    """With the Atari preset for Atari games; other environments have no options."""
+    preset = ATARI_PRESETS[args.atari_preset]
+    is_atari = preset.keys() <= set(_make_spec(args.env_id).config._fields)
+    return describe(args.env_id, preset if is_atari else {})
+
+
+def describe(env_id: str, options: dict[str, Any]) -> EnvSpec:
     """Shapes and number of actions, without starting an environment."""
-    if args.env_id not in envpool.list_all_envs():
-        known = {name.lower(): name for name in envpool.list_all_envs()}
-        nearest = [known[n] for n in difflib.get_close_matches(args.env_id.lower(), known, n=3, cutoff=0.6)]
-        hint = (
-            f"did you mean {', '.join(nearest)}?" if nearest else "envpool.list_all_envs() lists what exists"
-        )
-        raise UsageError(f"--env-id {args.env_id} is not an EnvPool environment; {hint}")
-    try:
-        observations, actions = _spaces(args.env_id, **env_options(args))
-    except ImportError as missing_system_library:
-        raise UsageError(f"--env-id {args.env_id}: {missing_system_library}") from missing_system_library
+    observations, actions = _spaces(env_id, **options)
     if not isinstance(actions, spaces.Discrete):
         kind = "continuous" if isinstance(actions, spaces.Box) else type(actions).__name__
         raise UsageError(
-            f"--env-id {args.env_id} has {kind} actions, which are not supported yet; choose an environment "
+            f"--env-id {env_id} has {kind} actions, which are not supported yet; choose an environment "
             "with discrete actions"
         )
     shape, dtype, _ = _encoding(observations)
-    return EnvSpec(args.env_id, shape, dtype, int(actions.n))
+    return EnvSpec(env_id, options, shape, dtype, int(actions.n))
 
 
-def env_seeds(seed: int, env_ids: Sequence[int] | range) -> list[int]:
+def env_seeds(seed: int | Sequence[int], env_ids: Sequence[int] | range) -> list[int]:
     """The seed of each environment from its global index: neighbours, so that no two are the same, from a
     start that is far away for every run seed. 31 bits, EnvPool's range."""
     start = int(np.random.SeedSequence(seed).generate_state(1)[0])
@@ -161,15 +163,34 @@ def env_seeds(seed: int, env_ids: Sequence[int] | range) -> list[int]:
 
 
 def env_threads(args: RunArgs, actors: int) -> int:
-    """EnvPool's threads per actor. On larger machines two cores are left to Python and XLA."""
+    """EnvPool's threads per actor."""
+    return args.env_threads or max(1, free_cores() // actors)
+
+
+def free_cores() -> int:
+    """On larger machines two are left to Python and XLA."""
     cores = len(os.sched_getaffinity(0))
-    return args.env_threads or max(1, (cores - 2 if cores > 4 else cores) // actors)
+    return cores - 2 if cores > 4 else cores
+
+
+def _make_spec(env_id: str, **options: Any) -> Any:
+    if env_id not in envpool.list_all_envs():
+        known = {name.lower(): name for name in envpool.list_all_envs()}
+        nearest = [known[n] for n in difflib.get_close_matches(env_id.lower(), known, n=3, cutoff=0.6)]
+        hint = (
+            f"did you mean {', '.join(nearest)}?" if nearest else "envpool.list_all_envs() lists what exists"
+        )
+        raise UsageError(f"--env-id {env_id} is not an EnvPool environment; {hint}")
+    try:
+        return envpool.make_spec(env_id, **options)
+    except ImportError as missing_system_library:
+        raise UsageError(f"--env-id {env_id}: {missing_system_library}") from missing_system_library
 
 
 @functools.cache
 def _spaces(env_id: str, **options: Any) -> tuple[Any, Any]:
     """Of observations and of actions."""
-    spec = envpool.make_spec(env_id, **options)
+    spec = _make_spec(env_id, **options)
     return spec.gymnasium_observation_space, spec.gymnasium_action_space
 
 

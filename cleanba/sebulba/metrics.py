@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,9 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 import tensorboardX
+
+from cleanba.sebulba.args import UsageError
+from cleanba.sebulba.command import first_line
 
 Row = dict[str, Any]  # one per update
 RECENT_GAMES = 100  # reported returns and lengths are means over this many finished games
@@ -90,7 +94,7 @@ def is_finite(value: Any) -> bool:
 
 
 class TensorBoard:
-    """Every `frequency`-th row under CleanRL's names."""
+    """Every `frequency`-th row, under CleanRL's names."""
 
     def __init__(self, folder: Path, frequency: int, updates: int, hyperparameters: Mapping[str, Any]):
         self._writer = tensorboardX.SummaryWriter(str(folder))
@@ -100,15 +104,80 @@ class TensorBoard:
         self._writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
 
     def write(self, row: Row) -> None:
-        if not is_logged(row, self._frequency, self._updates):
-            return
-        for name, value in row.items():
-            if "/" in name:
+        if is_logged(row, self._frequency, self._updates):
+            for name, value in charts(row).items():
                 self._writer.add_scalar(name, value, row["global_step"])
 
     def close(self) -> None:
         self._writer.close()
 
 
+class WeightsAndBiases:
+    """The rows that TensorBoard gets. When the service fails the run goes on, and everything is kept in the
+    run's folder. `close` is for a run that came to its end: others leave at once, and the service notices."""
+
+    START_SECONDS, END_SECONDS = 30, 60  # how long a service that does not answer is waited for
+
+    def __init__(
+        self,
+        folder: Path,
+        frequency: int,
+        updates: int,
+        *,
+        project: str,
+        entity: str | None,
+        config: dict[str, Any],
+    ):
+        import wandb  # an extra
+
+        self._wandb: Any = wandb
+        self._frequency = frequency
+        self._updates = updates
+        self._run: Any = None
+        options: dict[str, Any] = dict(
+            project=project, entity=entity, name=folder.name, dir=str(folder), config=config
+        )
+        settings = dict(
+            silent=True, console="off", init_timeout=self.START_SECONDS, finish_timeout=self.END_SECONDS
+        )
+        try:
+            self._run = wandb.init(**options, settings=settings)
+        except wandb.errors.UsageError as error:
+            raise UsageError(f"--track: {error} Or set WANDB_MODE=offline") from error
+        except Exception as error:
+            self._say(f"cannot be reached ({first_line(error)})")
+            self._run = wandb.init(**options, settings=settings, mode="offline")
+
+    @property
+    def where(self) -> str:
+        if self._run.offline:
+            return f"offline: `wandb sync {Path(self._run.dir).parent}` sends it"
+        return f"at {self._run.url}"
+
+    def write(self, row: Row) -> None:
+        if self._run is None or not is_logged(row, self._frequency, self._updates):
+            return
+        try:
+            self._wandb.log(charts(row), step=row["global_step"])
+        except Exception as error:
+            self._say(f"has failed ({first_line(error)})")
+            self._run = None
+
+    def close(self) -> None:
+        try:
+            self._wandb.finish()
+        except Exception as error:
+            self._say(f"has failed ({first_line(error)})")
+
+    def _say(self, what: str) -> None:
+        print(f"Weights & Biases {what}; the run goes on and keeps everything locally", file=sys.stderr)
+
+
 def is_logged(row: Row, frequency: int, updates: int) -> bool:
-    return row["update"] % frequency == 0 or row["update"] == updates
+    """Every so many updates, the last one, and what comes after it."""
+    return "update" not in row or row["update"] % frequency == 0 or row["update"] == updates
+
+
+def charts(row: Row) -> Row:
+    """What has a curve."""
+    return {name: value for name, value in row.items() if "/" in name}

@@ -3,12 +3,14 @@
 import json
 import os
 import platform
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,8 +18,10 @@ import numpy as np
 from cleanba.sebulba.actor import Collected
 from cleanba.sebulba.algorithm import Params
 from cleanba.sebulba.args import BatchPlan, RunArgs, UsageError
-from cleanba.sebulba.envs import EnvSpec, Episode, env_options
+from cleanba.sebulba.envs import EnvSpec, Episode
+from cleanba.sebulba.evaluate import Evaluation
 from cleanba.sebulba.metrics import RECENT_GAMES, Row, data_digest, params_digest
+from cleanba.sebulba.model import Model
 from cleanba.sebulba.networks import resolve_network
 from cleanba.sebulba.terminal import clock
 from cleanba.sebulba.topology import Topology
@@ -25,8 +29,10 @@ from cleanba.sebulba.topology import Topology
 
 class Outcome(NamedTuple):
     run_dir: Path
-    params: Params  # on the host
+    model: Model
     last_row: Row
+    saved: Path | None = None  # the model's file, if it was asked for
+    evaluation: Evaluation | None = None  # if it was asked for and did not fail
 
 
 class Learned(NamedTuple):
@@ -101,14 +107,17 @@ def make_run_dir(args: RunArgs) -> Path:
     raise UsageError(f"--runs-dir {args.runs_dir} already holds sixty runs that started just now; wait")
 
 
-def write_args(run_dir: Path, args: RunArgs, topology: Topology, plan: BatchPlan, env: EnvSpec) -> None:
-    """args.json: the flags, what was resolved from them, and where the run runs."""
+def write_args(
+    run_dir: Path, args: RunArgs, topology: Topology, plan: BatchPlan, env: EnvSpec
+) -> dict[str, Any]:
+    """args.json: the flags, what was resolved from them, and what runs where."""
     record = {
         "args": vars(args),
+        "code": code_version(),
         "layout": str(topology),
         "plan": plan._asdict(),
         "network": resolve_network(args, env),
-        "env_options": env_options(args),
+        "env_options": env.options,
         "machine": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "envpool")},
@@ -118,6 +127,25 @@ def write_args(run_dir: Path, args: RunArgs, topology: Topology, plan: BatchPlan
         },
     }
     (run_dir / "args.json").write_text(json.dumps(record, indent=2) + "\n")
+    return record
+
+
+def code_version() -> dict[str, Any]:
+    """Of an installed package its version, of a git checkout the commit and whether it was changed."""
+    code: dict[str, Any] = {}
+    with suppress(PackageNotFoundError):
+        code["version"] = version("cleanba")
+    with suppress(OSError, subprocess.CalledProcessError):
+        code["commit"] = _git("rev-parse", "HEAD")
+        code["changed"] = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    return code
+
+
+def _git(*command: str) -> str:
+    here = Path(__file__).parent
+    return subprocess.run(
+        ["git", *command], cwd=here, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def draw_curve(run_dir: Path) -> None:
@@ -138,7 +166,9 @@ def summary(outcome: Outcome) -> str:
         if games
         else "no game finished"
     )
-    return (
-        f"done: {row['global_step']:,} steps in {clock(row['seconds'])}, {speed:,.0f} steps/s, {returns}\n"
-        f"everything is in {outcome.run_dir}"
-    )
+    lines = [
+        f"done: {row['global_step']:,} steps in {clock(row['seconds'])}, {speed:,.0f} steps/s, {returns}"
+    ]
+    if outcome.evaluation:
+        lines.append(f"evaluation: {outcome.evaluation}")
+    return "\n".join([*lines, f"everything is in {outcome.run_dir}"])

@@ -34,6 +34,8 @@ class Terminal:
             self._print(title)
 
     def write(self, row: Row) -> None:
+        if "update" not in row:  # what comes after the training
+            return
         self._row = row
         shown = row["update"] == 1 or is_logged(row, self._frequency, self._plan.updates)
         if shown and not self._console.is_terminal:

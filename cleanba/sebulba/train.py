@@ -1,15 +1,12 @@
 """Where everything meets: threads, channels, the loop, and what the command does with the outcome."""
 
-import os
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,16 +15,14 @@ from rich.console import Console
 
 from cleanba.sebulba.actor import Actor, Collected
 from cleanba.sebulba.algorithm import Algorithm, Params
-from cleanba.sebulba.args import BatchPlan, RunArgs, UsageError, parse_args
+from cleanba.sebulba.args import BatchPlan, RunArgs, parse_args
 from cleanba.sebulba.channel import Channel, ChannelClosed
-from cleanba.sebulba.envs import Envs, EnvSpec, env_options, env_seeds, env_spec, env_threads
+from cleanba.sebulba.command import command
+from cleanba.sebulba.envs import Envs, EnvSpec, env_seeds, env_spec, env_threads
+from cleanba.sebulba.finish import check_wishes, finish, share
 from cleanba.sebulba.learner import PER_LEARNER, Learner, copy_to
-from cleanba.sebulba.metrics import (
-    JsonLines,
-    TensorBoard,
-    Timer,
-    Writer,
-)
+from cleanba.sebulba.metrics import JsonLines, TensorBoard, Timer, WeightsAndBiases, Writer
+from cleanba.sebulba.model import Model
 from cleanba.sebulba.records import (
     Learned,
     Outcome,
@@ -42,13 +37,13 @@ from cleanba.sebulba.terminal import Terminal
 from cleanba.sebulba.topology import Topology
 
 MakeAlgorithm = Callable[[Any, EnvSpec, BatchPlan], Algorithm]
+SILENT = Console(quiet=True, force_terminal=False)
 JOIN_SECONDS = 1.0  # for all threads to notice the end; a command does not wait longer for them
 
 
 class Interrupted(KeyboardInterrupt):
     def __init__(self, run_dir: Path):
-        super().__init__(f"the run in {run_dir} was interrupted")
-        self.run_dir = run_dir
+        super().__init__(f"interrupted; everything logged so far is in {run_dir}")
 
 
 # ------------------------------------------------------------------------------------------------ threads
@@ -140,7 +135,7 @@ def join(threads: list[threading.Thread]) -> None:
 # ------------------------------------------------------------------------------------------------ one run
 
 
-def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console | None = None) -> Outcome:
+def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console = SILENT) -> Outcome:
     """Train to the end. The calling thread writes and shows what the others do, so it can always be
     interrupted; an exception in any of them is raised here."""
     topology = Topology(args.actor_device_ids, args.learner_device_ids).check_ids()
@@ -148,8 +143,9 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console | None 
     env = env_spec(args)
     algorithm = make_algorithm(args, env, plan)
     topology.check_devices_exist()
+    check_wishes(args, env)
     run_dir = make_run_dir(args)
-    write_args(run_dir, args, topology, plan, env)
+    record = write_args(run_dir, args, topology, plan, env)
 
     lag = 1 if args.concurrency else 0
     wires = Wires.create(plan.actors, lag)
@@ -160,7 +156,7 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console | None 
     actors = [
         Actor(
             act=act,
-            envs=make_envs(args, plan, env_id),
+            envs=Envs(env, env_seeds(args.seed, env_id.tolist()), env_threads(args, plan.actors)),
             env=env,
             env_id=env_id,
             plan=plan,
@@ -186,14 +182,16 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console | None 
     with ExitStack() as cleanup:  # in reverse: end all threads, close the writers, wait for the threads
         threads: list[threading.Thread] = []
         cleanup.callback(join, threads)
+        tracker = start_tracking(args, run_dir, plan, record, console) if args.track else None
         writers: list[Writer] = [
             JsonLines(run_dir / "metrics.jsonl"),
             TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args)),
+            Terminal(title, plan, args.log_frequency, progress, console),
         ]
-        if console:
-            writers.append(Terminal(title, plan, args.log_frequency, progress, console))
         for writer in writers:
             cleanup.callback(writer.close)
+        if tracker:
+            writers.append(tracker)
         cleanup.callback(wires.close)
         rows = Rows(plan, algorithm.learning_rate)
         threads.append(start_thread("learner", loop.run, wires))
@@ -203,14 +201,30 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console | None 
                 row = rows.make(news)
                 for writer in writers:
                     writer.write(row)
+            model = Model(args, env, row["global_step"], jax.device_get(news.params))
+            outcome = Outcome(run_dir, model, row)
+            outcome = finish(args, outcome, topology.actor_devices()[0], writers, console)
+            if tracker:
+                tracker.close()
         except KeyboardInterrupt:
             raise Interrupted(run_dir) from None
-    return Outcome(run_dir, jax.device_get(news.params), row)
+    return outcome
 
 
-def make_envs(args: RunArgs, plan: BatchPlan, env_id: np.ndarray) -> Envs:
-    seeds = env_seeds(args.seed, env_id.tolist())
-    return Envs(args.env_id, env_options(args), seeds, env_threads(args, plan.actors))
+def start_tracking(
+    args: RunArgs, run_dir: Path, plan: BatchPlan, record: dict[str, Any], console: Console
+) -> WeightsAndBiases:
+    config = record["args"] | {name: part for name, part in record.items() if name != "args"}
+    tracker = WeightsAndBiases(
+        run_dir,
+        args.log_frequency,
+        plan.updates,
+        project=args.wandb_project_name,
+        entity=args.wandb_entity,
+        config=config,
+    )
+    console.print(f"tracking {tracker.where}", soft_wrap=True, highlight=False, markup=False)
+    return tracker
 
 
 # -------------------------------------------------------------------------------------------- the command
@@ -224,30 +238,11 @@ def run_command(
     argv: list[str] | None = None,
     prog: str | None = None,
 ) -> None:
-    """Parse, train, and leave: 0 when trained, 2 for bad input, 130 for Ctrl-C, 1 for any other failure."""
-    console = Console()
-    try:
+    """Parse, train, and tell. Exit codes are in command.py."""
+    with command() as console:
         args = parse_args(default, description=description, argv=argv, prog=prog)
         outcome = train(args, make_algorithm, console)
         draw_curve(outcome.run_dir)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Interrupted as interrupted:
-        print(f"interrupted; everything logged so far is in {interrupted.run_dir}", file=sys.stderr)
-        leave_now(130)
-    except KeyboardInterrupt:
-        leave_now(130)
-    except BrokenPipeError:  # whoever read the output, as in `… --help | head`, has seen enough
-        os._exit(1)
-    except Exception:
-        traceback.print_exc()
-        leave_now(1)
-    console.print(summary(outcome), soft_wrap=True, highlight=False, markup=False)
-
-
-def leave_now(code: int) -> NoReturn:
-    """Without waiting for threads: one may be inside a long device program."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        if args.upload_model:
+            share(args, outcome, console)
+        console.print(summary(outcome), soft_wrap=True, highlight=False, markup=False)

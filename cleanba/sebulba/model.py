@@ -1,0 +1,153 @@
+"""A trained model in one file of safetensors: params, arguments, environment. Loading executes nothing."""
+
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from cleanba.sebulba.algorithm import Params
+from cleanba.sebulba.args import RunArgs, UsageError
+from cleanba.sebulba.command import first_line, need_extra
+from cleanba.sebulba.envs import EnvSpec, describe
+from cleanba.sebulba.networks import Policy, make_policy
+
+FORMAT = 1  # of the file; raised when older code could not read what newer code writes
+SUFFIX = ".cleanrl_model"
+
+
+class Model(NamedTuple):
+    args: RunArgs  # the flags that every algorithm has
+    env: EnvSpec
+    steps: int  # that it was trained for
+    params: Params  # on the host
+
+    @property
+    def policy(self) -> Policy:
+        return make_policy(self.args, self.env)
+
+
+def save_model(path: Path, model: Model) -> None:
+    """All at once: a reader never sees half a file."""
+    env = model.env._asdict() | {"obs_dtype": model.env.obs_dtype.name}
+    metadata = {
+        "format": str(FORMAT),
+        "args": json.dumps(vars(model.args)),
+        "env": json.dumps(env),
+        "steps": str(model.steps),
+    }
+    leaves = jax.tree_util.tree_leaves_with_path(model.params)
+    unfinished = path.with_name(path.name + ".unfinished")
+    save_file({_name(p): np.ascontiguousarray(leaf) for p, leaf in leaves}, unfinished, metadata)
+    os.replace(unfinished, path)
+
+
+def load_model(path: Path) -> Model:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return _read(path, file)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UsageError(f"{path} is damaged, perhaps cut off, or not a model ({error})") from error
+
+
+def find_model(name: str) -> Path:
+    """A file, a run's folder, or a repository on the Hub."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        return path / _only_model([p.name for p in path.iterdir()], name, "train with --save-model")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise UsageError(f"{name} does not exist")
+    need_extra(f"{name} is not a file here, and the Hub", "huggingface_hub", "hub")
+    from huggingface_hub import HfApi
+
+    try:
+        file = _only_model(HfApi().list_repo_files(name), name, "upload one with --upload-model")
+        return Path(HfApi().hf_hub_download(name, file))
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{name} is not a file here, and not on the Hub: {first_line(error)}") from error
+
+
+def _only_model(names: list[str], where: str, fix: str) -> str:
+    models = [name for name in names if name.endswith(SUFFIX)]
+    if not models:
+        raise UsageError(f"{where} holds no {SUFFIX} file; {fix}")
+    if len(models) > 1:
+        raise UsageError(f"{where} holds several models; name one of {', '.join(sorted(models))}")
+    return models[0]
+
+
+def _read(path: Path, file: Any) -> Model:
+    metadata = file.metadata() or {}
+    try:
+        version = int(metadata["format"])
+    except (KeyError, ValueError):
+        raise UsageError(f"{path} is a safetensors file, but not a Cleanba model") from None
+    if version > FORMAT:
+        raise UsageError(
+            f"{path} was written by a newer Cleanba (format {version}, this one reads up to {FORMAT}); "
+            "update it"
+        )
+    try:
+        args = _run_args(json.loads(metadata["args"]))
+        env = _env_spec(json.loads(metadata["env"]))
+        template = jax.eval_shape(make_policy(args, env).init, jax.random.key(0))
+        steps = int(metadata["steps"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path} has a header that is damaged ({error!r})") from error
+    leaves, tree = jax.tree_util.tree_flatten_with_path(template)
+    expected = {_name(p): leaf.shape for p, leaf in leaves}
+    found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    if found != expected:
+        odd = sorted(name for name in expected | found if expected.get(name) != found.get(name))[0]
+        raise UsageError(
+            f"{path} does not hold the params of its own arguments: {odd} should be "
+            f"{expected.get(odd, 'absent')}, is {found.get(odd, 'absent')}"
+        )
+    params = jax.tree_util.tree_unflatten(tree, [file.get_tensor(name) for name in expected])
+    return Model(args, env, steps, params)
+
+
+def check_environment(model: Model) -> None:
+    """That the environment here is the one that the model was trained in."""
+    try:
+        here = describe(model.env.env_id, model.env.options)
+    except TypeError as error:  # EnvPool does not know an option
+        raise UsageError(
+            f"the model's {model.env.env_id} is not that of the EnvPool here: {error}"
+        ) from error
+    if here != model.env:
+        raise UsageError(
+            f"the model was trained in {_in_words(model.env)}; the EnvPool here has {_in_words(here)}"
+        )
+
+
+def _in_words(env: EnvSpec) -> str:
+    shape = "x".join(map(str, env.obs_shape))
+    return f"{env.env_id} with {env.num_actions} actions and {shape} {env.obs_dtype.name} observations"
+
+
+def _name(path: Any) -> str:
+    return "/".join(entry.key for entry in path)
+
+
+def _run_args(flags: dict[str, Any]) -> RunArgs:
+    """Without the flags of one algorithm; JSON has no tuples."""
+    known = {field.name for field in dataclasses.fields(RunArgs)}
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in flags.items()}
+    return RunArgs(**{name: value for name, value in values.items() if name in known})
+
+
+def _env_spec(env: dict[str, Any]) -> EnvSpec:
+    return EnvSpec(**env | {"obs_shape": tuple(env["obs_shape"]), "obs_dtype": np.dtype(env["obs_dtype"])})

@@ -1,0 +1,135 @@
+"""Weights & Biases, offline: what its file holds, and what happens when the service does not answer."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+
+import pytest
+import wandb
+from conftest import REPO
+from wandb.proto import wandb_internal_pb2
+
+from cleanba.sebulba.metrics import WeightsAndBiases
+
+NOBODY = "http://127.0.0.1:9"  # an address where nobody listens
+
+
+def read_records(folder):
+    """Of the one offline run below a folder: blocks of 32 KiB with pieces of checksum, length, kind, data."""
+    (path,) = folder.glob("**/run-*.wandb")
+    data, position, record = path.read_bytes(), 7, b""
+    while position < len(data):
+        left = 32_768 - position % 32_768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield wandb_internal_pb2.Record.FromString(record)
+            record = b""
+
+
+def read_history(folder):
+    """The rows that were logged."""
+    for record in read_records(folder):
+        if record.WhichOneof("record_type") == "history":
+            items = [(item.key or "/".join(item.nested_key), item.value_json) for item in record.history.item]
+            yield {key: json.loads(value) for key, value in items}
+
+
+def train(tmp_path, script, *flags, **env):
+    return subprocess.run(
+        [sys.executable, REPO / "cleanba" / script, *flags],
+        cwd=tmp_path,
+        env=os.environ | {"WANDB_MODE": "offline", "HOME": str(tmp_path)} | env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+@pytest.mark.parametrize("learners", ["0", "0 1", "1 2", "1 2 3", "1 2 3 4", "1 2 3 4 5 6"])
+def test_the_layouts_of_the_60_environment_preset(tmp_path, learners):
+    flags = f"--actor-device-ids 0 --learner-device-ids {learners} --track"
+    small = "--num-steps 4 --total-timesteps 480 --channels 4 --hiddens 16 --update-epochs 1"
+    script = "cleanba_ppo_envpool_impala_atari_wrapper.py"
+    done = train(tmp_path, script, *flags.split(), *small.split(), JAX_NUM_CPU_DEVICES="8")
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["global_step"] for row in rows] == [240, 480]
+    (logged,) = read_history(run_dir)
+    assert logged["_step"] == 480 and logged["losses/loss"] == rows[-1]["losses/loss"]
+    (started,) = (r.run for r in read_records(run_dir) if r.WhichOneof("record_type") == "run")
+    assert (started.project, started.display_name) == ("cleanRL", run_dir.name)
+    config = {item.key: json.loads(item.value_json) for item in started.config.update}
+    record = json.loads((run_dir / "args.json").read_text())
+    assert config["layout"] == record["layout"] == f"a0-l{learners.replace(' ', ',')}-d1"
+    assert config["local_num_envs"] == 60 and config["learning_rate"] == 2.5e-4
+    assert config["machine"]["learner_devices"] == "cpu"
+    assert config["code"] == record["code"] and config["code"]["version"]
+    assert f"tracking offline: `wandb sync runs/{run_dir.name}/wandb/offline-run-" in done.stdout
+
+
+def test_the_evaluation_is_tracked_too(tmp_path):
+    small = "--env-id CartPole-v1 --local-num-envs 4 --num-steps 16 --total-timesteps 640 --log-frequency 2"
+    flags = "--track --wandb-project-name mine --wandb-entity team --save-model"
+    done = train(tmp_path, "cleanba_ppo.py", *small.split(), *flags.split())
+    assert done.returncode == 0, done.stderr
+    history = list(read_history(tmp_path))
+    assert [row["_step"] for row in history] == [256, 512, 640]
+    (evaluation,) = tmp_path.glob("runs/*/evaluation.json")
+    scores = json.loads(evaluation.read_text())["scores"]
+    assert history[-1]["eval/episodic_return"] == scores["episodic_return"]
+    (started,) = (r.run for r in read_records(tmp_path) if r.WhichOneof("record_type") == "run")
+    assert (started.project, started.entity) == ("mine", "team")
+
+
+def test_without_a_key_the_message_says_what_to_do(tmp_path):
+    done = train(tmp_path, "cleanba_ppo.py", "--env-id", "CartPole-v1", "--track", WANDB_MODE="online")
+    assert done.returncode == 2
+    assert "--track" in done.stderr and "wandb login" in done.stderr and "WANDB_MODE=offline" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def tracker(tmp_path, monkeypatch):
+    def start(**env):
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        wandb.teardown()  # it reads the environment once per process
+        return WeightsAndBiases(tmp_path, 1, 9, project="p", entity=None, config={"seed": 1})
+
+    yield start
+    wandb.teardown()
+
+
+def test_a_service_that_cannot_be_reached_is_said_once_and_rows_are_kept(
+    tmp_path, tracker, monkeypatch, capsys
+):
+    monkeypatch.setattr(WeightsAndBiases, "START_SECONDS", 1)
+    unreachable = tracker(WANDB_MODE="online", WANDB_BASE_URL=NOBODY, WANDB_API_KEY="a" * 40)
+    for update in range(1, 4):
+        unreachable.write({"update": update, "global_step": update, "losses/loss": 0.5})
+    unreachable.close()
+    said = capsys.readouterr().err
+    assert said.count("Weights & Biases cannot be reached") == 1 and "the run goes on" in said
+    offline = next(tmp_path.glob("wandb/offline-run-*"))
+    assert [row["_step"] for row in read_history(offline)] == [1, 2, 3]
+
+
+def test_a_service_that_fails_during_the_run_is_said_once(tracker, monkeypatch, capsys):
+    failing = tracker(WANDB_MODE="offline")
+
+    def fail(*_, **__):
+        raise BrokenPipeError("the service is gone")
+
+    monkeypatch.setattr("wandb.log", fail)
+    for update in range(1, 4):
+        failing.write({"update": update, "global_step": update, "losses/loss": 0.5})
+    failing.close()
+    assert capsys.readouterr().err.count("Weights & Biases has failed (the service is gone)") == 1
