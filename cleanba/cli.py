@@ -22,9 +22,9 @@ def main() -> None:
 
             cleanba_impala.main(argv=flags, prog="cleanba impala")
         case ["eval", *flags]:
-            from cleanba.sebulba import evaluate
+            from cleanba import cleanba_eval
 
-            evaluate.main(argv=flags, prog="cleanba eval")
+            cleanba_eval.main(argv=flags, prog="cleanba eval")
         case [] | ["-h" | "--help"]:
             print(USAGE)
         case [command, *_]:

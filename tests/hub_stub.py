@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-TOKEN = "hf_a_token_that_the_stub_accepts"
+TOKEN, READING_TOKEN = "hf_a_token_that_the_stub_accepts", "hf_a_token_that_may_only_read"
 USER = "somebody"
 
 
@@ -48,6 +48,9 @@ class Handler(BaseHTTPRequestHandler):
     def reply(self):
         path = unquote(urlsplit(self.path).path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        writing = self.command == "POST" and "validate" not in path
+        if writing and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return self.send({"error": "Invalid credentials"}, 401)
         for pattern, answer in ROUTES:
             if match := re.fullmatch(pattern, f"{self.command} {path}"):
                 return answer(self, body, *match.groups())
@@ -66,9 +69,12 @@ class Handler(BaseHTTPRequestHandler):
     # ------------------------------------------------------------------------------------------- answers
 
     def whoami(self, body):
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+        roles = {f"Bearer {TOKEN}": "write", f"Bearer {READING_TOKEN}": "read"}
+        role = roles.get(self.headers.get("Authorization", ""))
+        if role is None:
             return self.send({"error": "Invalid credentials"}, 401)
-        self.send({"type": "user", "name": USER, "orgs": []})
+        auth = {"type": "access_token", "accessToken": {"displayName": "a token", "role": role}}
+        self.send({"type": "user", "name": USER, "orgs": [], "auth": auth})
 
     def create(self, body):
         wanted = json.loads(body)

@@ -1,8 +1,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import envpool
 import imageio_ffmpeg
@@ -15,8 +17,9 @@ from test_model import make_model
 from cleanba.sebulba import evaluate as module
 from cleanba.sebulba.args import UsageError
 from cleanba.sebulba.envs import Envs, EnvStep, Episode
-from cleanba.sebulba.evaluate import Evaluation, evaluate
-from cleanba.sebulba.model import save_model
+from cleanba.sebulba.evaluate import Evaluation, evaluate, film_of
+from cleanba.sebulba.model import load_model, save_model
+from cleanba.sebulba.video import Film
 from cleanrl_utils.atari_scores import ATARI_SCORES, human_normalized
 
 
@@ -115,7 +118,8 @@ def read_video(path):
 
 def test_a_video_shows_the_game_in_its_own_colours(tmp_path):
     model = make_model(env_id="Breakout-v5", atari_preset="impala", network="nature")
-    result = evaluate(model, episodes=2, seed=1, video=tmp_path / "a.mp4")
+    with film_of(model, tmp_path / "a.mp4") as film:
+        result = evaluate(model, episodes=2, seed=1, film=film)
     fps, frames = read_video(tmp_path / "a.mp4")
     assert fps == 15  # a step is four of sixty frames a second
     length = result.games[0].length + 4  # and the resets after four lost lives
@@ -125,13 +129,25 @@ def test_a_video_shows_the_game_in_its_own_colours(tmp_path):
 
 
 def test_an_environment_without_a_picture_says_so(tmp_path):
-    with pytest.raises(UsageError, match="Catch-v0 cannot be filmed"):
-        evaluate(make_model(env_id="Catch-v0"), episodes=1, seed=1, video=tmp_path / "a.mp4")
+    model = make_model(env_id="Catch-v0")
+    with pytest.raises(UsageError, match="Catch-v0 cannot be filmed"), film_of(model, tmp_path / "a") as film:
+        evaluate(model, episodes=1, seed=1, film=film)
 
 
-def test_a_video_that_cannot_be_written_says_why(tmp_path):
-    with pytest.raises(RuntimeError, match="No such file or directory"):
-        evaluate(make_model(), episodes=1, seed=1, video=tmp_path / "nowhere" / "a.mp4")
+def test_a_video_that_fails_is_told_and_costs_no_evaluation(tmp_path):
+    model = make_model()
+    with film_of(model, tmp_path / "nowhere" / "a.mp4") as film:
+        result = evaluate(model, episodes=3, seed=1, film=film)
+    assert result == evaluate(model, episodes=3, seed=1)
+    assert "No such file or directory" in film.problem
+
+
+def test_half_a_video_is_not_kept(tmp_path):
+    with pytest.raises(KeyboardInterrupt), Film(tmp_path / "a.mp4", fps=30) as film:
+        for _ in range(100):
+            film.add(np.zeros((64, 64, 3), np.uint8))
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------------------------------------- the command
@@ -187,7 +203,7 @@ def test_a_run_saves_evaluates_and_films(run):
     record = json.loads((outcome.run_dir / "evaluation.json").read_text())
     assert record["scores"]["episodic_return"] == evaluation["eval/episodic_return"]
     assert len(record["games"]) == 10
-    assert evaluate(module.load_model(outcome.saved), episodes=10, seed=1) == outcome.evaluation
+    assert evaluate(load_model(outcome.saved), episodes=10, seed=1) == outcome.evaluation
     assert len(read_video(outcome.run_dir / "replay.mp4")[1]) == outcome.evaluation.games[0].length
 
 
@@ -198,10 +214,59 @@ def test_a_run_that_fails_to_evaluate_keeps_its_model_and_says_so(run, monkeypat
     monkeypatch.setattr("cleanba.sebulba.finish.evaluate", fail)
     outcome, rows = run(save_model=True)
     assert len(rows) == 5 and outcome.evaluation is None
-    assert module.load_model(outcome.saved).steps == 320
+    assert load_model(outcome.saved).steps == 320
     said = capsys.readouterr().err
     assert "RuntimeError: the emulator caught fire" in said
     assert f"the evaluation failed; the model is kept in {outcome.saved}" in said
+
+
+def test_any_name_of_the_experiment_gives_files(run, tmp_path):
+    outcome, _ = run(exp_name="../my exp/1 [x]", save_model=True, total_timesteps=64)
+    assert outcome.run_dir.parent == tmp_path
+    assert outcome.saved.parent == outcome.run_dir and load_model(outcome.saved).steps == 64
+
+
+PLAYING = """
+import sys
+from cleanba import cleanba_ppo
+from cleanba.sebulba.video import Film
+
+add = Film.add
+
+def slowly(self, picture):
+    open("filming", "w").close()
+    for _ in range(100_000):
+        add(self, picture)
+
+Film.add = slowly
+cleanba_ppo.main(argv=sys.argv[1:])
+"""
+
+
+def test_ctrl_c_while_a_game_is_filmed_is_not_a_failed_evaluation(tmp_path):
+    """The terminal sends it to the whole group, the encoder included."""
+    small = "--env-id CartPole-v1 --local-num-envs 4 --num-steps 16 --total-timesteps 128"
+    command = subprocess.Popen(
+        [sys.executable, "-c", PLAYING, *small.split(), "--save-model", "--capture-video"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPO), "JAX_NUM_CPU_DEVICES": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.time() + 60
+    while not (tmp_path / "filming").exists():
+        assert time.time() < deadline and command.poll() is None
+        time.sleep(0.05)
+    os.killpg(command.pid, signal.SIGINT)
+    pressed = time.time()
+    _, errors = command.communicate(timeout=30)
+    assert command.returncode == 130 and time.time() - pressed < 2
+    assert "interrupted; everything logged so far is in" in errors and "failed" not in errors
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert load_model(run_dir / "cleanba_ppo.cleanrl_model").steps == 128
+    assert not (run_dir / "replay.mp4").exists()
 
 
 def test_what_cannot_be_filmed_is_refused_before_the_training(run, tmp_path):

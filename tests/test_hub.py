@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 from conftest import REPO
-from hub_stub import TOKEN, Hub
+from hub_stub import READING_TOKEN, TOKEN, Hub
 from test_evaluate import cleanba_eval
 from test_model import make_model
 
@@ -76,8 +76,9 @@ def test_everything_arrives_and_can_be_evaluated_from_there(tmp_path, hub):
 
     again = train_and_upload(tmp_path, env, "--hf-entity", "some-team")  # the same repository once more
     assert again.returncode == 0 and "uploaded to" in again.stdout, again.stderr
-    names = [path.name for path in (hub.folder / repo_id).iterdir()]
-    assert len([name for name in names if name.startswith("events")]) == 1
+    newest = max((tmp_path / "runs").iterdir())
+    left = {path.name for path in (hub.folder / repo_id).iterdir()}
+    assert left == {path.name for path in newest.iterdir()} and "replay.mp4" not in left
 
 
 def test_without_an_entity_it_goes_to_the_user_of_the_token(tmp_path, hub):
@@ -93,6 +94,7 @@ def test_without_an_entity_it_goes_to_the_user_of_the_token(tmp_path, hub):
             "--upload-model needs a token of the Hugging Face Hub, and there is none; run `hf auth login`",
         ),
         ("hf_wrong", "--upload-model: the Hugging Face Hub refuses the token"),
+        (READING_TOKEN, "--upload-model needs a token that may write, this one may only read"),
     ],
 )
 def test_without_a_token_nothing_is_trained(tmp_path, hub, token, message):
@@ -106,17 +108,19 @@ def test_a_run_that_fails_to_upload_keeps_its_model_and_says_so(tmp_path):
     done = train_and_upload(tmp_path, client_env(tmp_path, "http://127.0.0.1:9"))  # nobody listens there
     assert done.returncode == 0
     assert (
-        "the Hub does not answer" in done.stderr and "the upload failed; the model is kept in" in done.stderr
+        "the Hugging Face Hub does not answer" in done.stderr
+        and "the upload failed; the model is kept in" in done.stderr
     )
     (run_dir,) = (tmp_path / "runs").iterdir()
     assert load_model(run_dir / "cleanba_ppo.cleanrl_model").steps == 320
     assert f"hf upload CartPole-v1-cleanba_ppo-seed1 runs/{run_dir.name}" in done.stderr
+    assert "model-index" in (run_dir / "README.md").read_text()  # that command would send it
 
 
 def test_a_repository_that_is_not_there(tmp_path, hub):
     shown = cleanba_eval(tmp_path, "somebody/nothing", **client_env(tmp_path, hub.address))
     assert shown.returncode == 2
-    assert "error: somebody/nothing is not a file here, and not on the Hub: " in shown.stderr
+    assert "error: somebody/nothing is not a file here, and cannot be fetched from the Hub: " in shown.stderr
 
 
 def test_the_card_has_the_evaluation_metadata_of_the_hub():
@@ -136,6 +140,9 @@ def test_the_card_has_the_evaluation_metadata_of_the_hub():
     assert "model-index" not in model_card(make_model(), "somebody/a-model", None)
 
 
-def test_repository_names_are_valid():
+def test_repository_names(tmp_path, hub):
     assert repo_name(make_model(exp_name="my run").args) == "CartPole-v1-my-run-seed1"
     assert repo_name(make_model(hf_entity="team").args) == "team/CartPole-v1-cleanba_ppo-seed1"
+    done = train_and_upload(tmp_path, client_env(tmp_path, hub.address), "--hf-entity", "my team")
+    assert done.returncode == 2 and "choose another --exp-name or --hf-entity" in done.stderr
+    assert not (tmp_path / "runs").exists()

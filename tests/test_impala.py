@@ -1,9 +1,13 @@
+import difflib
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from cleanba import cleanba_impala, cleanba_ppo
 from cleanba.cleanba_impala import Args, Batch, impala_loss, make_algorithm, minibatches, prepare
 from cleanba.sebulba.args import BatchPlan, UsageError
 from cleanba.sebulba.envs import EnvSpec
@@ -140,3 +144,16 @@ def test_the_optimizer_is_pytorchs_rmsprop():
     direction, _ = optimizer.update(jnp.array([4000.0]), optimizer.init(jnp.zeros(1)))
     assert float(direction[0]) == pytest.approx(40 / (np.sqrt(0.01 * 1600) + 0.01), rel=1e-5)  # clipped to 40
     assert isinstance(optimizer, optax.GradientTransformation)
+
+
+def test_the_two_algorithms_share_no_block_of_six_lines():
+    """What both need belongs into the machinery. Imports and the call that starts training may be alike."""
+
+    def code(module):
+        lines = [line.strip() for line in inspect.getsource(module).splitlines()]
+        return [line for line in lines if line and not line.startswith(("import ", "from ", "#"))]
+
+    first, second = code(cleanba_ppo), code(cleanba_impala)
+    blocks = difflib.SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
+    shared = [first[block.a : block.a + block.size] for block in blocks if block.size >= 6]
+    assert not [block for block in shared if "run_command" not in "".join(block)]

@@ -10,7 +10,8 @@ from cleanba import cleanba_ppo
 from cleanba.sebulba import model as model_file
 from cleanba.sebulba.args import UsageError
 from cleanba.sebulba.envs import env_spec
-from cleanba.sebulba.model import Model, check_environment, find_model, load_model, save_model
+from cleanba.sebulba.hub import find_model
+from cleanba.sebulba.model import Model, check_environment, load_model, save_model
 
 
 def make_model(**flags):
@@ -33,6 +34,11 @@ def rewrite(path, tensors=None, **metadata):
         for name in [name for name, value in metadata.items() if value is None]:
             del header[name]
         save_file(tensors or {name: file.get_tensor(name) for name in file.keys()}, path, header)  # noqa: SIM118
+
+
+def as_type(path, dtype):
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name).astype(dtype) for name in file.keys()}  # noqa: SIM118
 
 
 def edited(path, part, **values):
@@ -108,6 +114,9 @@ def test_params_of_another_network_are_refused_before_they_are_read(saved):
     rewrite(path, args=edited(path, "args", hiddens=[10**9]))
     with pytest.raises(UsageError, match="Dense_0/bias should be .1000000000,., is .8,."):
         load_model(path)
+    with pytest.raises(UsageError, match="Dense_0/bias should be .8,., is I8"):
+        rewrite(path, tensors=as_type(path, np.int8), args=edited(path, "args", hiddens=[8]))
+        load_model(path)
     rewrite(path, tensors={"a": np.zeros(3, np.float32)}, args=edited(path, "args", hiddens=[8]))
     with pytest.raises(UsageError, match="should be absent, is .3,."):
         load_model(path)
@@ -120,13 +129,21 @@ def test_params_of_another_network_are_refused_before_they_are_read(saved):
         (dict(obs_shape=(3,)), "with 2 actions and 3 float32 observations; .* 4 float32 observations"),
         (dict(env_id="CartPole-v9"), "CartPole-v9 is not an EnvPool environment; did you mean CartPole-v"),
         (dict(env_id="Acrobot-v1"), "trained in Acrobot-v1 with 2 actions .*here has Acrobot-v1 with 3"),
-        (dict(options={"gravity": 1}), "not that of the EnvPool here: .*gravity"),
+        (dict(options={"base_path": "/"}), "has options that are not known here: base_path"),
+        (dict(options={"frame_skip": 4}), "cannot be played with the EnvPool here: .*frame_skip"),
     ],
 )
 def test_another_environment_or_action_set_is_refused(changed, message):
     model = make_model()
     with pytest.raises(UsageError, match=message):
         check_environment(model._replace(env=model.env._replace(**changed)))
+
+
+def test_sizes_in_the_header_allocate_nothing(saved):
+    path, _ = saved
+    rewrite(path, env=edited(path, "env", obs_shape=[10**12]))
+    with pytest.raises(UsageError, match="Dense_0/kernel should be .1000000000000, 8., is .4, 8."):
+        load_model(path)
 
 
 def test_a_model_is_found_by_file_and_by_folder(saved):

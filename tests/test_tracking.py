@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
 import wandb
@@ -41,11 +43,17 @@ def read_history(folder):
             yield {key: json.loads(value) for key, value in items}
 
 
+def offline(tmp_path):
+    """No key and no settings of the user's, and no way to the real service."""
+    usual = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "NETRC"))}
+    return usual | {"WANDB_MODE": "offline", "WANDB_BASE_URL": NOBODY, "HOME": str(tmp_path)}
+
+
 def train(tmp_path, script, *flags, **env):
     return subprocess.run(
         [sys.executable, REPO / "cleanba" / script, *flags],
         cwd=tmp_path,
-        env=os.environ | {"WANDB_MODE": "offline", "HOME": str(tmp_path)} | env,
+        env=offline(tmp_path) | env,
         capture_output=True,
         text=True,
         timeout=200,
@@ -81,7 +89,7 @@ def test_the_evaluation_is_tracked_too(tmp_path):
     done = train(tmp_path, "cleanba_ppo.py", *small.split(), *flags.split())
     assert done.returncode == 0, done.stderr
     history = list(read_history(tmp_path))
-    assert [row["_step"] for row in history] == [256, 512, 640]
+    assert [row["_step"] for row in history] == [256, 512, 640, 641]
     (evaluation,) = tmp_path.glob("runs/*/evaluation.json")
     scores = json.loads(evaluation.read_text())["scores"]
     assert history[-1]["eval/episodic_return"] == scores["episodic_return"]
@@ -89,11 +97,39 @@ def test_the_evaluation_is_tracked_too(tmp_path):
     assert (started.project, started.entity) == ("mine", "team")
 
 
-def test_without_a_key_the_message_says_what_to_do(tmp_path):
-    done = train(tmp_path, "cleanba_ppo.py", "--env-id", "CartPole-v1", "--track", WANDB_MODE="online")
+@pytest.mark.parametrize(("key", "message"), [({}, "wandb login"), ({"WANDB_API_KEY": "short"}, "invalid")])
+def test_without_a_key_nothing_is_trained(tmp_path, key, message):
+    done = train(tmp_path, "cleanba_ppo.py", "--env-id", "CartPole-v1", "--track", WANDB_MODE="online", **key)
     assert done.returncode == 2
-    assert "--track" in done.stderr and "wandb login" in done.stderr and "WANDB_MODE=offline" in done.stderr
+    assert "--track" in done.stderr and message in done.stderr and "WANDB_MODE=offline" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_keeps_every_tracked_row(tmp_path):
+    small = "--env-id CartPole-v1 --local-num-envs 4 --num-steps 16 --log-frequency 1 --track"
+    command = subprocess.Popen(
+        [sys.executable, REPO / "cleanba/cleanba_ppo.py", *small.split()],
+        cwd=tmp_path,
+        env=offline(tmp_path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.time() + 100
+    while not any(p.read_text().count("\n") >= 20 for p in tmp_path.glob("runs/*/metrics.jsonl")):
+        assert time.time() < deadline and command.poll() is None
+        time.sleep(0.05)
+    command.send_signal(signal.SIGINT)
+    assert command.wait(timeout=30) == 130
+    (metrics,) = tmp_path.glob("runs/*/metrics.jsonl")
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["_step"] for row in read_history(tmp_path)] == [row["global_step"] for row in rows]
+
+
+def test_two_runs_in_one_process_are_two(tmp_path, tracker):
+    first, second = tracker(WANDB_MODE="offline"), tracker(WANDB_MODE="offline")
+    assert first.where != second.where
+    second.close()
 
 
 @pytest.fixture

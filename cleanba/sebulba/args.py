@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -29,7 +30,7 @@ class Experiment:
     total_timesteps: int = 50_000_000
     """environment steps of the whole run; rounded down to whole updates"""
     log_frequency: int = 10
-    """updates between two points in TensorBoard and two lines on the terminal"""
+    """updates between two points in TensorBoard and Weights & Biases, and two lines on the terminal"""
     runs_dir: str = "runs"
     """where the run's folder is made"""
 
@@ -105,9 +106,9 @@ class Results:
     save_model: bool = False
     """at the end, save the model as {exp_name}.cleanrl_model and evaluate it in 10 games"""
     capture_video: bool = False
-    """at the end, write an mp4 of a game"""
+    """at the end, play 10 games and write an mp4 of the first"""
     upload_model: bool = False
-    """at the end, save and evaluate the model and push it to the Hugging Face Hub"""
+    """at the end, save and evaluate the model and push it to the Hugging Face Hub, with its arguments"""
     hf_entity: str | None = None
     """user or organization on the Hub; default: the token's user"""
     track: bool = False
@@ -181,6 +182,11 @@ def check_ranges(args: RunArgs) -> None:
         raise UsageError("--hiddens is empty; give at least one width")
     if not args.channels:
         raise UsageError("--channels is empty; give at least one number of channels")
+
+
+def file_name(text: str) -> str:
+    """Of a file or folder; some environments' ids have a slash, and what users name may have anything."""
+    return re.sub(r"[^\w.+-]", "-", text)
 
 
 def check_divides(flag: str, value: int, by: int, into: str) -> None:

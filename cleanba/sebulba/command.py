@@ -1,6 +1,7 @@
 """What all commands share: how they end, and what they say when something optional is not installed."""
 
 import os
+import select
 import sys
 import traceback
 from collections.abc import Iterator
@@ -19,17 +20,29 @@ def command() -> Iterator[Console]:
     try:
         yield Console()
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         sys.exit(2)
     except KeyboardInterrupt as interrupt:
         if str(interrupt):
-            print(interrupt, file=sys.stderr)
+            say(str(interrupt))
         leave_now(130)
-    except BrokenPipeError:  # whoever read the output, as in `… --help | head`, has seen enough
-        os._exit(1)
     except Exception:
+        if _nobody_reads():  # as in `… --help | head`, which has seen enough
+            os._exit(1)
         traceback.print_exc()
         leave_now(1)
+
+
+def _nobody_reads() -> bool:
+    """Whoever read the output is gone."""
+    output = select.poll()
+    output.register(1, 0)
+    return any(event & select.POLLERR for _, event in output.poll(0))
+
+
+def say(text: str) -> None:
+    """Beside the output."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def leave_now(code: int) -> NoReturn:

@@ -1,6 +1,6 @@
 """After the training: the model is saved, evaluated, filmed and shared. What fails there loses nothing."""
 
-import sys
+import shlex
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import jax
 from rich.console import Console
 
-from cleanba.sebulba.args import RunArgs
-from cleanba.sebulba.command import need_extra
+from cleanba.sebulba.args import RunArgs, file_name
+from cleanba.sebulba.command import need_extra, say
 from cleanba.sebulba.envs import Envs, EnvSpec
-from cleanba.sebulba.evaluate import Evaluation, evaluate, playing
-from cleanba.sebulba.hub import check_token, repo_name, upload
-from cleanba.sebulba.metrics import Row, Writer
+from cleanba.sebulba.evaluate import Evaluation, evaluate, film_of, playing
+from cleanba.sebulba.hub import check_upload, repo_name, upload
+from cleanba.sebulba.metrics import Row, Writer, check_key
 from cleanba.sebulba.model import SUFFIX, save_model
 from cleanba.sebulba.records import Outcome
 
@@ -24,13 +24,14 @@ def check_wishes(args: RunArgs, env: EnvSpec) -> None:
     """Before the training: that what is to happen after it can."""
     if args.track:
         need_extra("--track", "wandb", "track")
+        check_key()
     if args.capture_video:
         need_extra("--capture-video", "imageio_ffmpeg", "video")
         envs = Envs(env, seeds=[0], threads=1, rendered=True)
         envs.reset()
         envs.picture()
     if args.upload_model:
-        check_token("--upload-model")
+        check_upload(args)
 
 
 def finish(
@@ -38,16 +39,19 @@ def finish(
 ) -> Outcome:
     """Save and evaluate, as far as the flags ask for it."""
     if args.save_model or args.upload_model:
-        path = outcome.run_dir / f"{args.exp_name}{SUFFIX}"
+        path = outcome.run_dir / file_name(f"{args.exp_name}{SUFFIX}")
         save_model(path, outcome.model)
         outcome = outcome._replace(saved=path)
     elif not args.capture_video:
         return outcome
-    with surviving("the evaluation", outcome), playing(console, GAMES) as progress:
-        video = outcome.run_dir / "replay.mp4" if args.capture_video else None
-        evaluation = evaluate(
-            outcome.model, episodes=GAMES, seed=args.seed, device=device, video=video, progress=progress
-        )
+    video = outcome.run_dir / "replay.mp4" if args.capture_video else None
+    with surviving("the evaluation", outcome):
+        with film_of(outcome.model, video) as film, playing(console, GAMES) as progress:
+            evaluation = evaluate(
+                outcome.model, episodes=GAMES, seed=args.seed, device=device, film=film, progress=progress
+            )
+        if film and film.problem:
+            say(f"the video failed: {film.problem}")
         evaluation.save(outcome.run_dir / "evaluation.json")
         row = evaluation_row(evaluation, outcome.model.steps)
         for writer in writers:
@@ -61,7 +65,8 @@ def evaluation_row(evaluation: Evaluation, steps: int) -> Row:
 
 
 def share(args: RunArgs, outcome: Outcome, console: Console) -> None:
-    again = f"; try again with: hf upload {repo_name(args)} {outcome.run_dir} . --exclude 'wandb/*'"
+    folder = shlex.quote(str(outcome.run_dir))
+    again = f"; try again with: hf upload {repo_name(args)} {folder} . --exclude 'wandb/*'"
     with surviving("the upload", outcome, again), console.status("uploading the model"):
         address = upload(outcome.run_dir, outcome.model, outcome.evaluation)
         console.print(f"uploaded to {address}", soft_wrap=True, highlight=False)
@@ -75,4 +80,4 @@ def surviving(what: str, outcome: Outcome, hint: str = "") -> Iterator[None]:
     except Exception:
         traceback.print_exc(limit=-4, chain=False)
         kept = f"the model is kept in {outcome.saved}" if outcome.saved else f"see {outcome.run_dir}"
-        print(f"{what} failed; {kept}{hint}", file=sys.stderr)
+        say(f"{what} failed; {kept}{hint}")

@@ -1,13 +1,12 @@
-"""Models on the Hugging Face Hub: looking before a run, uploading after it."""
+"""Models on the Hugging Face Hub: looking before a run, uploading after it, fetching them again."""
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-from cleanba.sebulba.args import RunArgs, UsageError
-from cleanba.sebulba.command import first_line, need_extra
+from cleanba.sebulba.args import RunArgs, UsageError, file_name
+from cleanba.sebulba.command import first_line, need_extra, say
 from cleanba.sebulba.evaluate import Evaluation
 from cleanba.sebulba.model import SUFFIX, Model
 
@@ -38,7 +37,8 @@ cleanba eval {repo_id} --episodes 100 --seed 2 --video
 ## Load
 
 ```python
-from cleanba.sebulba.model import find_model, load_model
+from cleanba.sebulba.hub import find_model
+from cleanba.sebulba.model import load_model
 
 model = load_model(find_model("{repo_id}"))
 logits, value = model.policy.apply(model.params, obs)  # obs: {obs}
@@ -56,25 +56,34 @@ The file `{file}` is in safetensors format and executes nothing when it is loade
 """
 
 
-def check_token(flag: str) -> None:
+def check_upload(args: RunArgs) -> None:
     """Before a run: no token, or one that is refused, would waste it."""
+    flag = "--upload-model"
     need_extra(flag, "huggingface_hub", "hub")
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils import validate_repo_id
 
+    try:
+        validate_repo_id(repo_name(args))
+    except HFValidationError as error:
+        raise UsageError(f"{flag}: {first_line(error)}; choose another --exp-name or --hf-entity") from error
     fix = "run `hf auth login` or set HF_TOKEN"
     if huggingface_hub.get_token() is None:
         raise UsageError(f"{flag} needs a token of the Hugging Face Hub, and there is none; {fix}")
     try:
-        huggingface_hub.whoami()
+        user = huggingface_hub.whoami()
     except Exception as error:
-        if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             raise UsageError(f"{flag}: the Hugging Face Hub refuses the token; {fix}") from error
-        print(f"the Hub does not answer ({first_line(error)}); the upload is tried later", file=sys.stderr)
+        say(f"the Hugging Face Hub does not answer ({first_line(error)}); the upload is tried later")
+        return
+    if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise UsageError(f"{flag} needs a token that may write, this one may only read; {fix}")
 
 
 def repo_name(args: RunArgs) -> str:
-    name = re.sub(r"[^\w.-]", "-", f"{args.env_id}-{args.exp_name}-seed{args.seed}")
+    name = file_name(f"{args.env_id}-{args.exp_name}-seed{args.seed}").replace("+", "-")
     return f"{args.hf_entity}/{name}" if args.hf_entity else name
 
 
@@ -84,14 +93,16 @@ def upload(run_dir: Path, model: Model, evaluation: Evaluation | None) -> str:
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
+    card = run_dir / "README.md"
+    card.write_text(model_card(model, repo_name(model.args), evaluation))  # even if the Hub does not answer
     api = HfApi()
     repo = api.create_repo(repo_name(model.args), exist_ok=True)
-    (run_dir / "README.md").write_text(model_card(model, repo.repo_id, evaluation))
+    card.write_text(model_card(model, repo.repo_id, evaluation))
     api.upload_folder(
         repo_id=repo.repo_id,
         folder_path=run_dir,
         allow_patterns=UPLOADED,
-        delete_patterns="events.out.tfevents.*",  # of a run that was uploaded there before
+        delete_patterns=UPLOADED,  # nothing stays of a run that was uploaded there before
         commit_message=f"{model.args.exp_name} on {model.args.env_id}, {model.steps:,} steps",
     )
     return str(repo)
@@ -135,3 +146,35 @@ def model_card(model: Model, repo_id: str, evaluation: Evaluation | None) -> str
         args=json.dumps(vars(args), indent=2),
     )
     return f"---\n{metadata.to_yaml()}\n---\n\n{text}"
+
+
+def find_model(name: str) -> Path:
+    """A file, a run's folder, or a repository on the Hub."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        return path / _only_model([p.name for p in path.iterdir()], name, "train with --save-model")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise UsageError(f"{name} does not exist")
+    need_extra(f"{name} is not a file here, and the Hub", "huggingface_hub", "hub")
+    from huggingface_hub import HfApi
+
+    try:
+        file = _only_model(HfApi().list_repo_files(name), name, "upload one with --upload-model")
+        return Path(HfApi().hf_hub_download(name, file))
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{name} is not a file here, and cannot be fetched from the Hub: {first_line(error)}"
+        ) from error
+
+
+def _only_model(names: list[str], where: str, fix: str) -> str:
+    models = [name for name in names if name.endswith(SUFFIX)]
+    if not models:
+        raise UsageError(f"{where} holds no {SUFFIX} file; {fix}")
+    if len(models) > 1:
+        raise UsageError(f"{where} holds several models; name one of {', '.join(sorted(models))}")
+    return models[0]

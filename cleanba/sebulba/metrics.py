@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ import numpy as np
 import tensorboardX
 
 from cleanba.sebulba.args import UsageError
-from cleanba.sebulba.command import first_line
+from cleanba.sebulba.command import first_line, say
 
 Row = dict[str, Any]  # one per update
 RECENT_GAMES = 100  # reported returns and lengths are means over this many finished games
@@ -114,9 +114,9 @@ class TensorBoard:
 
 class WeightsAndBiases:
     """The rows that TensorBoard gets. When the service fails the run goes on, and everything is kept in the
-    run's folder. `close` is for a run that came to its end: others leave at once, and the service notices."""
+    run's folder."""
 
-    START_SECONDS, END_SECONDS = 30, 60  # how long a service that does not answer is waited for
+    START_SECONDS, END_SECONDS, HURRY_SECONDS = 30, 60, 0.5  # how long the service is waited for
 
     def __init__(
         self,
@@ -131,25 +131,28 @@ class WeightsAndBiases:
         import wandb  # an extra
 
         self._wandb: Any = wandb
+        self._run: Any = None
         self._frequency = frequency
         self._updates = updates
-        self._run: Any = None
         options: dict[str, Any] = dict(
-            project=project, entity=entity, name=folder.name, dir=str(folder), config=config
-        )
-        settings = dict(
-            silent=True, console="off", init_timeout=self.START_SECONDS, finish_timeout=self.END_SECONDS
+            project=project,
+            entity=entity,
+            name=folder.name,
+            dir=str(folder),
+            config=config,
+            reinit="finish_previous",
+            settings=dict(silent=True, console="off", init_timeout=self.START_SECONDS),
         )
         try:
-            self._run = wandb.init(**options, settings=settings)
-        except wandb.errors.UsageError as error:
-            raise UsageError(f"--track: {error} Or set WANDB_MODE=offline") from error
+            self._run = wandb.init(**options)
         except Exception as error:
             self._say(f"cannot be reached ({first_line(error)})")
-            self._run = wandb.init(**options, settings=settings, mode="offline")
+            self._run = wandb.init(**options, mode="offline")
 
     @property
     def where(self) -> str:
+        if self._run.disabled:
+            return "nowhere: WANDB_MODE=disabled"
         if self._run.offline:
             return f"offline: `wandb sync {Path(self._run.dir).parent}` sends it"
         return f"at {self._run.url}"
@@ -157,20 +160,45 @@ class WeightsAndBiases:
     def write(self, row: Row) -> None:
         if self._run is None or not is_logged(row, self._frequency, self._updates):
             return
+        step = row["global_step"] if "update" in row else None  # the evaluation takes the next one
         try:
-            self._wandb.log(charts(row), step=row["global_step"])
+            self._wandb.log(charts(row), step=step, commit=True)
         except Exception as error:
             self._say(f"has failed ({first_line(error)})")
             self._run = None
 
-    def close(self) -> None:
+    def close(self, exit_code: int = 0) -> None:
+        """What is not sent in time is kept; a run that ends early is in a hurry."""
+        finishing = threading.Thread(target=self._finish, args=(exit_code,), daemon=True)
+        finishing.start()
+        finishing.join(self.HURRY_SECONDS if exit_code else self.END_SECONDS)
+
+    def __enter__(self) -> "WeightsAndBiases":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        self.close(0 if kind is None else 130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    def _finish(self, exit_code: int) -> None:
         try:
-            self._wandb.finish()
+            self._wandb.finish(exit_code=exit_code)
         except Exception as error:
             self._say(f"has failed ({first_line(error)})")
 
     def _say(self, what: str) -> None:
-        print(f"Weights & Biases {what}; the run goes on and keeps everything locally", file=sys.stderr)
+        say(f"Weights & Biases {what}; the run goes on and keeps everything locally")
+
+
+def check_key() -> None:
+    """Before a run: without a key it would have nowhere to log to."""
+    import wandb  # an extra
+
+    if wandb.setup().settings.mode != "online":
+        return
+    try:
+        wandb.login()
+    except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
+        raise UsageError(f"--track: {first_line(error)} Or set WANDB_MODE=offline") from error
 
 
 def is_logged(row: Row, frequency: int, updates: int) -> bool:

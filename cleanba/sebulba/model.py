@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +13,7 @@ from safetensors.numpy import save_file
 
 from cleanba.sebulba.algorithm import Params
 from cleanba.sebulba.args import RunArgs, UsageError
-from cleanba.sebulba.command import first_line, need_extra
-from cleanba.sebulba.envs import EnvSpec, describe
+from cleanba.sebulba.envs import ATARI_PRESETS, EnvSpec, describe
 from cleanba.sebulba.networks import Policy, make_policy
 
 FORMAT = 1  # of the file; raised when older code could not read what newer code writes
@@ -58,36 +56,6 @@ def load_model(path: Path) -> Model:
         raise UsageError(f"{path} is damaged, perhaps cut off, or not a model ({error})") from error
 
 
-def find_model(name: str) -> Path:
-    """A file, a run's folder, or a repository on the Hub."""
-    path = Path(name)
-    if path.is_file():
-        return path
-    if path.is_dir():
-        return path / _only_model([p.name for p in path.iterdir()], name, "train with --save-model")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise UsageError(f"{name} does not exist")
-    need_extra(f"{name} is not a file here, and the Hub", "huggingface_hub", "hub")
-    from huggingface_hub import HfApi
-
-    try:
-        file = _only_model(HfApi().list_repo_files(name), name, "upload one with --upload-model")
-        return Path(HfApi().hf_hub_download(name, file))
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"{name} is not a file here, and not on the Hub: {first_line(error)}") from error
-
-
-def _only_model(names: list[str], where: str, fix: str) -> str:
-    models = [name for name in names if name.endswith(SUFFIX)]
-    if not models:
-        raise UsageError(f"{where} holds no {SUFFIX} file; {fix}")
-    if len(models) > 1:
-        raise UsageError(f"{where} holds several models; name one of {', '.join(sorted(models))}")
-    return models[0]
-
-
 def _read(path: Path, file: Any) -> Model:
     metadata = file.metadata() or {}
     try:
@@ -108,7 +76,7 @@ def _read(path: Path, file: Any) -> Model:
         raise UsageError(f"{path} has a header that is damaged ({error!r})") from error
     leaves, tree = jax.tree_util.tree_flatten_with_path(template)
     expected = {_name(p): leaf.shape for p, leaf in leaves}
-    found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    found = {name: _shape(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
     if found != expected:
         odd = sorted(name for name in expected | found if expected.get(name) != found.get(name))[0]
         raise UsageError(
@@ -121,12 +89,13 @@ def _read(path: Path, file: Any) -> Model:
 
 def check_environment(model: Model) -> None:
     """That the environment here is the one that the model was trained in."""
+    unknown = model.env.options.keys() - ATARI_PRESETS["machado"].keys()
+    if unknown:
+        raise UsageError(f"the model's environment has options that are not known here: {', '.join(unknown)}")
     try:
         here = describe(model.env.env_id, model.env.options)
-    except TypeError as error:  # EnvPool does not know an option
-        raise UsageError(
-            f"the model's {model.env.env_id} is not that of the EnvPool here: {error}"
-        ) from error
+    except (UsageError, TypeError) as error:  # TypeError: EnvPool does not know an option
+        raise UsageError(f"the model cannot be played with the EnvPool here: {error}") from error
     if here != model.env:
         raise UsageError(
             f"the model was trained in {_in_words(model.env)}; the EnvPool here has {_in_words(here)}"
@@ -140,6 +109,11 @@ def _in_words(env: EnvSpec) -> str:
 
 def _name(path: Any) -> str:
     return "/".join(entry.key for entry in path)
+
+
+def _shape(tensor: Any) -> tuple[int, ...] | str:
+    """Params are float32; another type is told in place of the shape."""
+    return tuple(tensor.get_shape()) if tensor.get_dtype() == "F32" else tensor.get_dtype()
 
 
 def _run_args(flags: dict[str, Any]) -> RunArgs:

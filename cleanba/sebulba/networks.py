@@ -125,8 +125,11 @@ def make_policy(args: RunArgs, env: EnvSpec) -> Policy:
     torsos = {"impala": Impala(args.channels, dtype), "nature": Nature(dtype), "mlp": None}
     on_cpu = jax.default_backend() == "cpu"
     network: Any = ActorCritic(torsos[name], args.hiddens, env.num_actions, dtype, in_parts=on_cpu)
-    any_obs = np.zeros((1, *env.obs_shape), env.obs_dtype)
-    return Policy(init=lambda key: network.init(key, any_obs), apply=network.apply)
+
+    def init(key: Array) -> Params:
+        return network.init(key, jnp.zeros((1, *env.obs_shape), env.obs_dtype))
+
+    return Policy(init=init, apply=network.apply)
 
 
 class Decision(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 
 from cleanba.sebulba.actor import Collected
 from cleanba.sebulba.algorithm import Params
-from cleanba.sebulba.args import BatchPlan, RunArgs, UsageError
+from cleanba.sebulba.args import BatchPlan, RunArgs, UsageError, file_name
 from cleanba.sebulba.envs import EnvSpec, Episode
 from cleanba.sebulba.evaluate import Evaluation
 from cleanba.sebulba.metrics import RECENT_GAMES, Row, data_digest, params_digest
@@ -92,7 +92,7 @@ class Rows:
 def make_run_dir(args: RunArgs) -> Path:
     now = int(time.time())
     for second in range(now, now + 60):  # runs that start in the same second take the next free one
-        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}".replace("/", "-")
+        name = file_name(f"{args.env_id}__{args.exp_name}__{args.seed}__{second}")
         run_dir = Path(args.runs_dir) / name
         try:
             run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,8 @@ def code_version() -> dict[str, Any]:
     code: dict[str, Any] = {}
     with suppress(PackageNotFoundError):
         code["version"] = version("cleanba")
-    with suppress(OSError, subprocess.CalledProcessError):
+    with suppress(OSError, subprocess.SubprocessError):
+        _git("ls-files", "--error-unmatch", __file__)  # it may be installed inside another project's checkout
         code["commit"] = _git("rev-parse", "HEAD")
         code["changed"] = bool(_git("status", "--porcelain", "--untracked-files=no"))
     return code
@@ -144,7 +145,7 @@ def code_version() -> dict[str, Any]:
 def _git(*command: str) -> str:
     here = Path(__file__).parent
     return subprocess.run(
-        ["git", *command], cwd=here, check=True, capture_output=True, text=True
+        ["git", *command], cwd=here, check=True, capture_output=True, text=True, timeout=10
     ).stdout.strip()
 
 

@@ -40,6 +40,8 @@ class Terminal:
         shown = row["update"] == 1 or is_logged(row, self._frequency, self._plan.updates)
         if shown and not self._console.is_terminal:
             self._print(line(row, self._plan))
+        if row["update"] == self._plan.updates:
+            self.close()  # what comes after the training may show something else
 
     def close(self) -> None:
         if self._console.is_terminal:

@@ -19,7 +19,7 @@ from cleanba.sebulba.args import BatchPlan, RunArgs, parse_args
 from cleanba.sebulba.channel import Channel, ChannelClosed
 from cleanba.sebulba.command import command
 from cleanba.sebulba.envs import Envs, EnvSpec, env_seeds, env_spec, env_threads
-from cleanba.sebulba.finish import check_wishes, finish, share
+from cleanba.sebulba.finish import check_wishes, finish, share, surviving
 from cleanba.sebulba.learner import PER_LEARNER, Learner, copy_to
 from cleanba.sebulba.metrics import JsonLines, TensorBoard, Timer, WeightsAndBiases, Writer
 from cleanba.sebulba.model import Model
@@ -182,16 +182,18 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console = SILEN
     with ExitStack() as cleanup:  # in reverse: end all threads, close the writers, wait for the threads
         threads: list[threading.Thread] = []
         cleanup.callback(join, threads)
-        tracker = start_tracking(args, run_dir, plan, record, console) if args.track else None
-        writers: list[Writer] = [
+        writers: list[Writer] = []
+        if args.track:
+            tracker = start_tracking(args, run_dir, plan, record, console)
+            writers.append(cleanup.enter_context(tracker))
+        local: list[Writer] = [
             JsonLines(run_dir / "metrics.jsonl"),
             TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args)),
             Terminal(title, plan, args.log_frequency, progress, console),
         ]
-        for writer in writers:
+        for writer in local:
             cleanup.callback(writer.close)
-        if tracker:
-            writers.append(tracker)
+        writers += local
         cleanup.callback(wires.close)
         rows = Rows(plan, algorithm.learning_rate)
         threads.append(start_thread("learner", loop.run, wires))
@@ -204,8 +206,6 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console = SILEN
             model = Model(args, env, row["global_step"], jax.device_get(news.params))
             outcome = Outcome(run_dir, model, row)
             outcome = finish(args, outcome, topology.actor_devices()[0], writers, console)
-            if tracker:
-                tracker.close()
         except KeyboardInterrupt:
             raise Interrupted(run_dir) from None
     return outcome
@@ -242,7 +242,11 @@ def run_command(
     with command() as console:
         args = parse_args(default, description=description, argv=argv, prog=prog)
         outcome = train(args, make_algorithm, console)
-        draw_curve(outcome.run_dir)
-        if args.upload_model:
-            share(args, outcome, console)
+        try:
+            with surviving("the learning curve", outcome):
+                draw_curve(outcome.run_dir)
+            if args.upload_model:
+                share(args, outcome, console)
+        except KeyboardInterrupt:
+            raise Interrupted(outcome.run_dir) from None
         console.print(summary(outcome), soft_wrap=True, highlight=False, markup=False)
