@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import pytest
+import slurm as slurm_cluster
 
 from cleanba import cleanba_ppo
 from cleanba.sebulba.train import Outcome, train
@@ -51,3 +52,13 @@ def run(tmp_path):
 
 def read_rows(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def slurm():
+    """A real SLURM, installed where it is missing."""
+    if reason := slurm_cluster.why_not_here():
+        pytest.skip(reason)
+    slurm_cluster.install()
+    with slurm_cluster.start() as cluster:
+        yield cluster

@@ -1,0 +1,113 @@
+"""Jobs under a real SLURM: what its processes see, and how a job is run again."""
+
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from slurm import start
+
+# Asks the class from which jax.distributed learns its place among SLURM's processes.
+SHOW_PROCESS = """
+import json, os
+from jax._src.clusters import SlurmCluster as found
+print(json.dumps(dict(
+    found=found.is_env_present(),
+    coordinator=found.get_coordinator_address(None, None),
+    process=[found.get_process_id(), found.get_local_process_id(), found.get_process_count()],
+    nodes=os.environ["SLURM_STEP_NUM_NODES"],
+    job=os.environ["SLURM_JOB_ID"],
+    gpus=os.environ["CUDA_VISIBLE_DEVICES"],
+)))
+"""
+
+
+def submit(slurm, folder, script, *flags):
+    """Send a batch script; its output goes to job_{number} or, for an array, job_{number}_{task}."""
+    (folder / "job.sh").write_text("#!/bin/bash\n" + script)
+    output = "job_%A_%a" if any(flag.startswith("--array") for flag in flags) else "job_%j"
+    return slurm.run("sbatch", "--parsable", "--output", output, *flags, "job.sh", cwd=folder).strip()
+
+
+def test_srun_starts_numbered_processes_on_the_node(slurm):
+    printed = slurm.run("srun", "-n", "2", "sh", "-c", "echo $SLURM_PROCID $SLURM_STEP_NODELIST")
+    assert sorted(printed.splitlines()) == ["0 localhost", "1 localhost"]
+
+
+def test_each_job_of_an_array_has_its_own_gpus_and_coordinator(slurm, tmp_path):
+    (tmp_path / "show_process.py").write_text(SHOW_PROCESS)
+    script = f"srun {sys.executable} show_process.py"
+    array = submit(slurm, tmp_path, script, "--array=0-1", "--ntasks=2", "--gpus-per-task=4")
+    slurm.wait_for(array)
+    jobs = [
+        sorted(
+            map(json.loads, (tmp_path / f"job_{array}_{index}").read_text().splitlines()),
+            key=lambda p: p["process"],
+        )
+        for index in range(2)
+    ]
+    for processes in jobs:
+        assert [p["process"] for p in processes] == [[0, 0, 2], [1, 1, 2]]
+        assert all(p["found"] and p["nodes"] == "1" for p in processes)
+        coordinator = f"localhost:{int(processes[0]['job']) % 4096 + 61440}"
+        assert [p["coordinator"] for p in processes] == [coordinator] * 2
+    assert jobs[0][0]["coordinator"] != jobs[1][0]["coordinator"]
+    gpus = [p["gpus"] for processes in jobs for p in processes]
+    assert sorted(gpus) == ["0,1,2,3", "12,13,14,15", "4,5,6,7", "8,9,10,11"]
+
+
+# The job of the array that starts last has the array's number as its SLURM_JOB_ID, so requeueing that number
+# would run the others again, too.
+REQUEUE = """
+echo start ${SLURM_RESTART_COUNT:-0}
+srun sh -c 'exit $(( SLURM_ARRAY_TASK_ID == 1 && ${SLURM_RESTART_COUNT:-0} == 0 ? 75 : 0 ))'
+if [ $? = 75 ]; then
+    scontrol requeue ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+    sleep 60  # until SLURM ends this script
+fi
+"""
+
+
+def test_a_job_that_requeues_itself_runs_again_and_the_others_do_not(slurm, tmp_path):
+    started = time.monotonic()
+    array = submit(slurm, tmp_path, REQUEUE, "--array=0-1", "--requeue", "--open-mode=append")
+    slurm.wait_for(array)
+    assert time.monotonic() - started < 30  # a default SLURM takes two minutes
+
+    def starts(index):
+        return [s for s in (tmp_path / f"job_{array}_{index}").read_text().splitlines() if "start " in s]
+
+    assert starts(0) == ["start 0"]
+    assert starts(1) == ["start 0", "start 1"]
+
+
+def test_a_job_that_fails_shows_the_logs(slurm, tmp_path):
+    job = submit(slurm, tmp_path, "exit 3")
+    with pytest.raises(AssertionError, match=r"(?s)FAILED.*slurmctld\.log.*WEXITSTATUS 3.*slurmd\.log"):
+        slurm.wait_for(job)
+    assert slurm.wait_for(job, expected="FAILED") == "FAILED"
+
+
+def names_in(namespace):
+    """Of the processes that live in a PID namespace."""
+    names = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            if os.readlink(process / "ns/pid") == namespace:
+                names.add((process / "comm").read_text().strip())
+    return names
+
+
+def test_nothing_is_left_of_a_cluster(slurm, tmp_path):
+    """Of another one beside `slurm`, which has seen to the installation."""
+    with start() as other:
+        job = submit(other, tmp_path, "setsid sleep 600 & readlink /proc/self/ns/pid; sleep 600")
+        output = tmp_path / f"job_{job}"
+        while not (output.exists() and output.read_text()):
+            time.sleep(0.1)
+        namespace = output.read_text().strip()
+        assert names_in(namespace) >= {"munged", "slurmctld", "slurmd", "slurmstepd", "sleep"}
+    assert not names_in(namespace) and not other.folder.exists()
