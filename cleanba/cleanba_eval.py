@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from cleanba.sebulba.args import UsageError, file_name
-from cleanba.sebulba.command import command, need_extra, say
+from cleanba.sebulba.command import Ended, command, need_extra
 from cleanba.sebulba.evaluate import evaluate, film_of, playing
 from cleanba.sebulba.hub import find_model
 from cleanba.sebulba.model import load_model
@@ -37,13 +37,13 @@ def run(args: Args, console: Console) -> None:
     model = load_model(find_model(args.model))
     name = f"{model.env.env_id}  ·  {model.args.exp_name}, seed {model.args.seed}, {model.steps:,} steps"
     show(console, f"{name}  ·  on {jax.local_devices()[0].device_kind}")
-    video = Path(file_name(f"{model.env.env_id}__{model.args.exp_name}__{model.args.seed}.mp4"))
+    video = Path(file_name(f"{model.env.env_id}__{model.args.exp_name}__{model.args.seed}__{args.seed}.mp4"))
     with film_of(model, video if args.video else None) as film, playing(console, args.episodes) as progress:
         result = evaluate(model, episodes=args.episodes, seed=args.seed, film=film, progress=progress)
     show(console, str(result))
     if film and film.problem:
-        say(f"the video failed: {film.problem}")
-    elif film:
+        raise Ended(f"the video failed: {film.problem}")
+    if film:
         show(console, f"video: {film.path}")
 
 

@@ -17,7 +17,8 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, labels: Sequence[str] | None 
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         rows = [row for row in rows if "charts/avg_episodic_return" in row]
         steps = [row["global_step"] for row in rows]
-        axes.plot(steps, [row["charts/avg_episodic_return"] for row in rows], linewidth=1.5, label=label)
+        returns = [row["charts/avg_episodic_return"] for row in rows]
+        axes.plot(steps, returns, linewidth=1.5, marker="." if len(steps) < 3 else "", label=label)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 1.5M
     axes.set_xlabel("environment steps")
     axes.set_ylabel("return (mean of the last 100 games)")
@@ -40,7 +41,11 @@ def main() -> None:
             parser.error(f"{run_dir} is not a run folder: it has no metrics.jsonl")
     if args.labels and len(args.labels) != len(args.runs):
         parser.error(f"--labels has {len(args.labels)} names for {len(args.runs)} runs; give one for each")
-    plot_runs(args.runs, args.out, args.labels)
+    try:
+        plot_runs(args.runs, args.out, args.labels)
+    except OSError as error:
+        parser.error(f"--out {args.out} cannot be written: {error.strerror}")
+    print(args.out)
 
 
 if __name__ == "__main__":

@@ -142,12 +142,13 @@ def test_a_video_that_fails_is_told_and_costs_no_evaluation(tmp_path):
     assert "No such file or directory" in film.problem
 
 
-def test_half_a_video_is_not_kept(tmp_path):
+def test_half_a_video_is_not_kept_and_replaces_none(tmp_path):
+    (tmp_path / "a.mp4").write_text("an earlier film")
     with pytest.raises(KeyboardInterrupt), Film(tmp_path / "a.mp4", fps=30) as film:
         for _ in range(100):
             film.add(np.zeros((64, 64, 3), np.uint8))
         raise KeyboardInterrupt
-    assert not list(tmp_path.iterdir())
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier film"]
 
 
 # ---------------------------------------------------------------------------------------------- the command

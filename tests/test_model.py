@@ -158,3 +158,18 @@ def test_a_model_is_found_by_file_and_by_folder(saved):
         find_model(str(path.parent / "empty"))
     with pytest.raises(UsageError, match="no/such/file does not exist"):
         find_model("no/such/file")
+
+
+def test_a_typo_in_a_path_is_not_asked_of_the_hub(saved, monkeypatch):
+    path, _ = saved
+    monkeypatch.chdir(path.parent.parent)
+    for name in (f"{path.parent.name}/nothing", "some-team/a.cleanrl_model"):
+        with pytest.raises(UsageError, match=f"{name} does not exist"):
+            find_model(name)
+
+
+def test_others_may_read_the_model_as_they_may_read_the_run(saved):
+    path, _ = saved
+    other = path.with_name("other")
+    other.touch()
+    assert path.stat().st_mode == other.stat().st_mode

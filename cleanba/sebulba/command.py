@@ -9,9 +9,14 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import NoReturn
 
+import jax
 from rich.console import Console
 
 from cleanba.sebulba.args import UsageError
+
+
+class Ended(Exception):
+    """It ends, for a reason that needs no traceback. One line; exit code 1."""
 
 
 @contextmanager
@@ -21,10 +26,14 @@ def command() -> Iterator[Console]:
         yield Console()
     except UsageError as error:
         say(f"error: {error}")
+        if jax.distributed.is_initialized():  # its normal exit waits for the other processes
+            leave_now(2)
         sys.exit(2)
+    except Ended as reason:
+        say(f"error: {reason}")
+        leave_now(1)
     except KeyboardInterrupt as interrupt:
-        if str(interrupt):
-            say(str(interrupt))
+        say(str(interrupt) or "interrupted")
         leave_now(130)
     except Exception:
         if _nobody_reads():  # as in `… --help | head`, which has seen enough
@@ -41,8 +50,9 @@ def _nobody_reads() -> bool:
 
 
 def say(text: str) -> None:
-    """Beside the output."""
-    print(text, file=sys.stderr, flush=True)
+    """Beside the output, in one write: other processes may write to the same terminal."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def leave_now(code: int) -> NoReturn:

@@ -106,7 +106,7 @@ class Envs:
         try:
             return self._pool.render(env_ids=[0])[0]
         except RuntimeError as error:
-            raise UsageError(f"{self._env_id} cannot be filmed: {error}") from error
+            raise UsageError(f"{self._env_id} cannot be filmed: {error}; leave the video out") from error
 
 
 class Episode(NamedTuple):

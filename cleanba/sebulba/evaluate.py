@@ -43,8 +43,9 @@ class Evaluation(NamedTuple):
 
     def __str__(self) -> str:
         scores = self.scores()
+        games = "1 game" if len(self.games) == 1 else f"{len(self.games)} games"
         text = (
-            f"{len(self.games)} games of {self.env_id}: return {scores['episodic_return']:.2f} "
+            f"{games} of {self.env_id}: return {scores['episodic_return']:.2f} "
             f"± {scores['episodic_return_std']:.2f} (from {scores['episodic_return_min']:g} to "
             f"{scores['episodic_return_max']:g}), length {scores['episodic_length']:.0f}"
         )
@@ -112,7 +113,7 @@ def playing(console: Console, episodes: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def film_of(model: Model, path: Path | None) -> Iterator[Film | None]:
-    """At the speed of the game, for the first one; without a path there is none."""
+    """Of one game, an Atari game at its own speed; without a path there is none."""
     if path is None:
         yield None
         return

@@ -9,7 +9,7 @@ import jax
 from rich.console import Console
 
 from cleanba.sebulba.args import RunArgs, file_name
-from cleanba.sebulba.command import need_extra, say
+from cleanba.sebulba.command import first_line, need_extra, say
 from cleanba.sebulba.envs import Envs, EnvSpec
 from cleanba.sebulba.evaluate import Evaluation, evaluate, film_of, playing
 from cleanba.sebulba.hub import check_upload, repo_name, upload
@@ -38,11 +38,8 @@ def finish(
     args: RunArgs, outcome: Outcome, device: jax.Device, writers: list[Writer], console: Console
 ) -> Outcome:
     """Save and evaluate, as far as the flags ask for it."""
-    if args.save_model or args.upload_model:
-        path = outcome.run_dir / file_name(f"{args.exp_name}{SUFFIX}")
-        save_model(path, outcome.model)
-        outcome = outcome._replace(saved=path)
-    elif not args.capture_video:
+    outcome = keep_model(args, outcome)
+    if not outcome.saved and not args.capture_video:
         return outcome
     video = outcome.run_dir / "replay.mp4" if args.capture_video else None
     with surviving("the evaluation", outcome):
@@ -60,24 +57,38 @@ def finish(
     return outcome
 
 
+def keep_model(args: RunArgs, outcome: Outcome) -> Outcome:
+    if not (args.save_model or args.upload_model):
+        return outcome
+    path = outcome.run_dir / file_name(f"{args.exp_name}{SUFFIX}")
+    save_model(path, outcome.model)
+    return outcome._replace(saved=path)
+
+
 def evaluation_row(evaluation: Evaluation, steps: int) -> Row:
     return {"global_step": steps} | {f"eval/{name}": value for name, value in evaluation.scores().items()}
 
 
 def share(args: RunArgs, outcome: Outcome, console: Console) -> None:
-    folder = shlex.quote(str(outcome.run_dir))
-    again = f"; try again with: hf upload {repo_name(args)} {folder} . --exclude 'wandb/*'"
-    with surviving("the upload", outcome, again), console.status("uploading the model"):
-        address = upload(outcome.run_dir, outcome.model, outcome.evaluation)
+    try:
+        with console.status("uploading the model"):
+            address = upload(outcome.run_dir, outcome.model, outcome.evaluation)
+    except Exception as error:
+        folder = shlex.quote(str(outcome.run_dir))
+        say(
+            f"the upload failed ({type(error).__name__}: {first_line(error)}); the model is kept in "
+            f"{outcome.saved}; try again with: hf upload {repo_name(args)} {folder} . --exclude 'wandb/*'"
+        )
+    else:
         console.print(f"uploaded to {address}", soft_wrap=True, highlight=False)
 
 
 @contextmanager
-def surviving(what: str, outcome: Outcome, hint: str = "") -> Iterator[None]:
+def surviving(what: str, outcome: Outcome) -> Iterator[None]:
     """A failure is said, with the end of its traceback, and does not end the run."""
     try:
         yield
     except Exception:
         traceback.print_exc(limit=-4, chain=False)
         kept = f"the model is kept in {outcome.saved}" if outcome.saved else f"see {outcome.run_dir}"
-        say(f"{what} failed; {kept}{hint}")
+        say(f"{what} failed; {kept}")

@@ -94,7 +94,8 @@ def upload(run_dir: Path, model: Model, evaluation: Evaluation | None) -> str:
 
     disable_progress_bars()
     card = run_dir / "README.md"
-    card.write_text(model_card(model, repo_name(model.args), evaluation))  # even if the Hub does not answer
+    hoped_for = repo_name(model.args) if model.args.hf_entity else f"YOUR-NAME/{repo_name(model.args)}"
+    card.write_text(model_card(model, hoped_for, evaluation))  # there even if the Hub does not answer
     api = HfApi()
     repo = api.create_repo(repo_name(model.args), exist_ok=True)
     card.write_text(model_card(model, repo.repo_id, evaluation))
@@ -155,7 +156,8 @@ def find_model(name: str) -> Path:
         return path
     if path.is_dir():
         return path / _only_model([p.name for p in path.iterdir()], name, "train with --save-model")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.endswith(SUFFIX)
+    if not is_hub_id or path.parent.is_dir():  # a typo in a path here is not a question to the Hub
         raise UsageError(f"{name} does not exist")
     need_extra(f"{name} is not a file here, and the Hub", "huggingface_hub", "hub")
     from huggingface_hub import HfApi

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from cleanba.sebulba.algorithm import Params
 from cleanba.sebulba.args import RunArgs, UsageError
@@ -42,7 +42,7 @@ def save_model(path: Path, model: Model) -> None:
     }
     leaves = jax.tree_util.tree_leaves_with_path(model.params)
     unfinished = path.with_name(path.name + ".unfinished")
-    save_file({_name(p): np.ascontiguousarray(leaf) for p, leaf in leaves}, unfinished, metadata)
+    unfinished.write_bytes(save({_name(p): np.ascontiguousarray(leaf) for p, leaf in leaves}, metadata))
     os.replace(unfinished, path)
 
 

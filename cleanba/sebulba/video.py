@@ -9,10 +9,12 @@ import numpy as np
 
 
 class Film:
-    """An mp4 of pictures. Failing to make it is a `problem` to report, never an exception."""
+    """An mp4 of pictures. Failing to make it is a `problem` to report, never an exception. A film that is
+    broken off leaves nothing, and what was there before."""
 
     def __init__(self, path: Path, fps: float):
         self.path = path
+        self._unfinished = path.with_name(f"unfinished-{path.name}")
         self.problem: str | None = None
         self._fps = fps
         self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 – closed by __exit__
@@ -33,13 +35,14 @@ class Film:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if self._encoder is not None and kind is not None:
-            self._encoder.kill()
+        if self._encoder is not None:
+            if kind is not None:
+                self._encoder.kill()
             self._encoder.communicate()
-            self.path.unlink(missing_ok=True)
-        elif self._encoder is not None:
-            self._encoder.communicate()
-            if self._encoder.returncode:
+            if self._encoder.returncode == 0:
+                self._unfinished.replace(self.path)
+            else:
+                self._unfinished.unlink(missing_ok=True)
                 self._complaints.seek(0)
                 self.problem = self._complaints.read().decode(errors="replace").strip() or "it was ended"
         self._complaints.close()
@@ -53,7 +56,19 @@ class Film:
         mp4 = ["-c:v", "libx264", "-crf", "20", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
         ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
         return subprocess.Popen(
-            [ffmpeg, "-y", "-loglevel", "error", *raw, "-i", "-", "-vf", even, *mp4, f"file:{self.path}"],
+            [
+                ffmpeg,
+                "-y",
+                "-loglevel",
+                "error",
+                *raw,
+                "-i",
+                "-",
+                "-vf",
+                even,
+                *mp4,
+                f"file:{self._unfinished}",
+            ],
             stdin=subprocess.PIPE,
             stderr=self._complaints,
             start_new_session=True,  # Ctrl-C is for this process, which then ends the encoder
