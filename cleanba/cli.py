@@ -7,6 +7,7 @@ USAGE = """usage: cleanba COMMAND [flags]
 commands:
   ppo     train with PPO       (cleanba ppo --help lists the flags)
   impala  train with IMPALA    (cleanba impala --help lists the flags)
+  launch  train with several processes on this machine    (cleanba launch --help)
   eval    play with a trained model    (cleanba eval --help lists the flags)
 """
 
@@ -21,6 +22,10 @@ def main() -> None:
             from cleanba import cleanba_impala
 
             cleanba_impala.main(argv=flags, prog="cleanba impala")
+        case ["launch", *flags]:
+            from cleanba.sebulba import launch
+
+            launch.main(flags)
         case ["eval", *flags]:
             from cleanba import cleanba_eval
 

@@ -227,14 +227,20 @@ def summary(runs: list[Run]) -> str:
     return "runs: " + ", ".join(f"{states.count(s)} {s}" for s in STATES if s in states)
 
 
+def visible_gpus() -> list[str]:
+    """As CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [gpu for gpu in re.split(r"[,\s]+", visible) if gpu not in NO_GPU]
+    if not shutil.which("nvidia-smi"):
+        return []
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    return [str(gpu) for gpu in range(len(re.findall("^GPU ", listed, re.MULTILINE)))]
+
+
 def share_gpus(workers: int) -> list[str | None]:
     """Equal shares, so that runs compare; GPUs that are left over stay idle."""
-    visible, gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), list[str]()
-    if visible is not None:
-        gpus = [gpu for gpu in re.split(r"[,\s]+", visible) if gpu not in NO_GPU]
-    elif shutil.which("nvidia-smi"):
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
-        gpus = [str(gpu) for gpu in range(len(re.findall("^GPU ", listed, re.MULTILINE)))]
+    gpus = visible_gpus()
     if not gpus:
         return [None] * workers
     if workers > len(gpus):

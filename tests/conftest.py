@@ -1,25 +1,23 @@
 """Eight virtual CPU devices for every test, as with JAX_NUM_CPU_DEVICES=8 in front of a command."""
 
 import os
+import tempfile
 
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Most of a small run is compilation, and many tests compile the same programs, also in other processes.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cleanba-tests-")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 import slurm as slurm_cluster
 
 from cleanba import cleanba_ppo
 from cleanba.sebulba.train import Outcome, train
-
-# Most of a small run is compilation, and many tests compile the same programs.
-jax.config.update("jax_compilation_cache_dir", tempfile.mkdtemp(prefix="cleanba-tests-"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 REPO = Path(__file__).parent.parent
 

@@ -83,7 +83,9 @@ def test_a_run_from_the_command_line_prints_lines_and_a_summary(tmp_path):
         "update 4/5",
         "update 5/5",
     ]
-    assert summary.startswith("done: 320 steps in 0:00:") and "steps/s, return" in summary
+    assert (
+        summary.startswith("done: 320 steps in 0:00:") and "steps/s after the first update, return" in summary
+    )
     run_dir = Path(folder.removeprefix("everything is in "))
     assert len(read_rows(run_dir)) == 5
     assert (run_dir / "learning_curve.png").stat().st_size > 10_000

@@ -15,6 +15,7 @@ from cleanba.sebulba.actor import Actor
 from cleanba.sebulba.envs import Envs
 from cleanba.sebulba.learner import Learner
 from cleanba.sebulba.metrics import JsonLines
+from cleanba.sebulba.model import load_model
 
 
 def failing_after(calls, method):
@@ -108,7 +109,7 @@ def press_ctrl_c(command, when):
 
 
 def test_ctrl_c_leaves_within_two_seconds_with_everything_logged(tmp_path):
-    flags = ["--env-id", "CartPole-v1", "--local-num-envs", "4", "--num-steps", "16"]
+    flags = ["--env-id", "CartPole-v1", "--local-num-envs", "4", "--num-steps", "16", "--save-model"]
     command = start(tmp_path, REPO / "cleanba/cleanba_ppo.py", *flags)
 
     def three_rows():
@@ -125,6 +126,7 @@ def test_ctrl_c_leaves_within_two_seconds_with_everything_logged(tmp_path):
     rows = read_rows(run_dir)
     assert [row["update"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) >= 3
     assert json.loads((run_dir / "args.json").read_text())["layout"] == "a0-l0-d1"
+    assert load_model(run_dir / "cleanba_ppo.cleanrl_model").steps == rows[-1]["global_step"]
 
 
 LARGE_NETWORK = """

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from conftest import REPO, read_rows
+from hub_stub import TOKEN, Hub
 from slurm import start
 
 # Asks the class from which jax.distributed learns its place among SLURM's processes.
@@ -111,3 +114,84 @@ def test_nothing_is_left_of_a_cluster(slurm, tmp_path):
         namespace = output.read_text().strip()
         assert names_in(namespace) >= {"munged", "slurmctld", "slurmd", "slurmstepd", "sleep"}
     assert not names_in(namespace) and not other.folder.exists()
+
+
+# ------------------------------------------------------------------------------------------ training under it
+
+
+def usual_python():
+    """The tests' Python as `python`, for commands as users write them."""
+    return f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
+def test_srun_trains_with_peers_that_find_each_other(slurm, tmp_path):
+    small = (
+        "--env-id CartPole-v1 --local-num-envs 4 --num-actor-threads 1 --num-steps 16 --total-timesteps 640"
+    )
+    command = [
+        "python",
+        REPO / "cleanba/cleanba_ppo.py",
+        "--distributed",
+        *small.split(),
+        "--stuck-seconds",
+        "60",
+    ]
+    env = {"JAX_NUM_CPU_DEVICES": "2", "PATH": usual_python()}
+    printed = slurm.run("srun", "-n", "2", *map(str, command), cwd=tmp_path, env=env, timeout=120)
+    assert "a0-l0-d2" in printed and "done: 640 steps" in printed
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert [row["global_step"] for row in read_rows(run_dir)] == [128, 256, 384, 512, 640]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "seeds"), [("CartPole-v1", 2), pytest.param("Breakout-v5", 2, marks=pytest.mark.slow)]
+)
+def test_the_benchmark_command_of_the_readme(slurm, tmp_path, env_id, seeds):
+    """As written there; small sizes are added. `poetry run` here is what it is in an active environment."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/poetry").write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    (tmp_path / "bin/poetry").chmod(0o755)
+    for name in ("cleanba", "cleanba.slurm_template"):
+        (tmp_path / name).symlink_to(REPO / name)
+    training = (
+        "poetry run python cleanba/cleanba_ppo_envpool_impala_atari_wrapper_large.py --distributed "
+        "--learner-device-ids 1 2 3 --track --save-model --upload-model "
+        "--num-steps 4 --total-timesteps 960 --channels 4 --hiddens 16 --update-epochs 1"
+    )
+    slurm_flags = "--slurm-gpus-per-task 4 --slurm-ntasks 2 --slurm-nodes 1"
+    template = ["--slurm-template-path", "cleanba.slurm_template"]
+    hub = Hub(tmp_path / "hub")
+    env = {
+        "PATH": f"{tmp_path / 'bin'}:{usual_python()}",
+        "PYTHONPATH": str(REPO),
+        "JAX_NUM_CPU_DEVICES": "4",
+        "WANDB_MODE": "offline",
+        "HF_ENDPOINT": hub.address,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_TOKEN": TOKEN,
+    }
+    command = ["python", "-m", "cleanrl_utils.benchmark", "--env-ids", env_id, "--command", training]
+    command += ["--num-seeds", str(seeds), "--workers", "1", *slurm_flags.split(), *template]
+    submitted = slurm.run(*command, cwd=tmp_path, env=env)
+    (job,) = re.findall(r"Submitted batch job (\d+)", submitted)
+    (folder,) = (tmp_path / "runs/benchmark").iterdir()
+    try:
+        slurm.wait_for(job, timeout=280)
+    except AssertionError as error:
+        raise AssertionError("\n".join(log.read_text() for log in folder.glob("*.log"))) from error
+    hub.shutdown()
+    hub.server_close()
+    names = [f"{env_id}__{seed}" for seed in range(1, seeds + 1)]
+    assert sorted(path.stem for path in folder.glob("*.done")) == names
+    for seed in range(1, seeds + 1):
+        name = "cleanba_ppo_envpool_impala_atari_wrapper_large"
+        (run_dir,) = tmp_path.glob(f"runs/{env_id}__{name}__{seed}__*")
+        *updates, evaluation = read_rows(run_dir)
+        assert [row["global_step"] for row in updates] == [480, 960] and "eval/episodic_return" in evaluation
+        assert json.loads((run_dir / "args.json").read_text())["layout"] == "a0-l1,2,3-d2"
+        assert list(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
+        uploaded = {path.name for path in (hub.folder / f"somebody/{env_id}-{name}-seed{seed}").iterdir()}
+        assert {f"{name}.cleanrl_model", "README.md", "evaluation.json", "args.json"} <= uploaded
+    again = slurm.run(*command, cwd=tmp_path, env=env)
+    assert f"runs: {seeds} done" in again and "Submitted" not in again

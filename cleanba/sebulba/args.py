@@ -74,6 +74,17 @@ class Hardware:
 
 
 @dataclass(frozen=True)
+class Processes:
+    distributed: bool = False
+    """one learner over all processes of the job, found through SLURM's variables, or JAX_COORDINATOR_ADDRESS,
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID"""
+    join_seconds: float = 60
+    """how long the processes wait for each other at the start"""
+    stuck_seconds: float = 600
+    """a run that makes no progress for so long says where each thread stands, and ends"""
+
+
+@dataclass(frozen=True)
 class Network:
     network: Literal["auto", "impala", "nature", "mlp"] = "auto"
     """auto: impala for images, mlp otherwise"""
@@ -120,7 +131,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class RunArgs(Results, Learning, Network, Hardware, Environment, Experiment):
+class RunArgs(Results, Learning, Network, Processes, Hardware, Environment, Experiment):
     """What the machinery reads. An algorithm's arguments add its own group to these."""
 
     @property

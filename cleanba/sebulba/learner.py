@@ -57,6 +57,7 @@ class Learner:
         self._plan = plan
         self._mesh = mesh
         self._key = key  # of the minibatches
+        self.chunks_done = 0  # gradient programs started, for whoever watches the progress
 
         def program(function, in_specs, out_specs, donate=()):
             sharded = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
@@ -72,9 +73,10 @@ class Learner:
     # ------------------------------------------------------------------------------ on the host, in order
 
     def init(self, key: Array) -> LearnerState:
+        """The same in every process, from the same key: nothing is communicated."""
         params = jax.jit(self._algorithm.init)(key)
         state = LearnerState(params, self._algorithm.optimizer.init(params))
-        return jax.device_put(state, NamedSharding(self._mesh, REPLICATED))
+        return jax.tree.map(partial(replicate, mesh=self._mesh), state)
 
     def update(
         self, state: LearnerState, rollouts: list[Rollout], env_id: Array, update: int
@@ -117,6 +119,7 @@ class Learner:
             more = self._differentiate(params, batch, slots, statistics, index)
             sums = self._add(sums, more) if sums is not None else more
             in_flight.append(more.rows)
+            self.chunks_done += 1
         return sums
 
     # ---------------------------------------------------------- on each learner: bodies of the programs
@@ -160,6 +163,13 @@ class Learner:
         direction, opt_state = self._algorithm.optimizer.update(gradient, state.opt_state, state.params)
         params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
         return LearnerState(params, opt_state), Totals(sums.metrics, sums.rows)
+
+
+def replicate(x: Array, mesh: Mesh) -> Array:
+    """On all learners. Each process puts it on its own."""
+    sharding = NamedSharding(mesh, REPLICATED)
+    parts = [jax.device_put(x, device) for device in mesh.local_devices]
+    return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
 
 
 def copy_to(params: Params, device: jax.Device) -> Params:

@@ -66,6 +66,11 @@ def data_digest(parts: Iterable[tuple[np.ndarray, list[np.ndarray]]]) -> str:
     return f"{total % 2**128:032x}"
 
 
+def joint_digest(digests: Iterable[str]) -> str:
+    """The data digest of all environments from those of the processes."""
+    return f"{sum(int(digest, 16) for digest in digests) % 2**128:032x}"
+
+
 # ----------------------------------------------------------------------------------------------- writers
 
 

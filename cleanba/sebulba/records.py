@@ -20,7 +20,7 @@ from cleanba.sebulba.algorithm import Params
 from cleanba.sebulba.args import BatchPlan, RunArgs, UsageError, file_name
 from cleanba.sebulba.envs import EnvSpec, Episode
 from cleanba.sebulba.evaluate import Evaluation
-from cleanba.sebulba.metrics import RECENT_GAMES, Row, data_digest, params_digest
+from cleanba.sebulba.metrics import RECENT_GAMES, Row, data_digest, joint_digest, params_digest
 from cleanba.sebulba.model import Model
 from cleanba.sebulba.networks import resolve_network
 from cleanba.sebulba.terminal import clock
@@ -46,6 +46,26 @@ class Learned(NamedTuple):
     finished: float  # time.perf_counter()
 
 
+class Report(NamedTuple):
+    """What one process has to say of an update. It travels as JSON, where tuples become lists."""
+
+    update: int
+    games: list[Episode]  # that ended in it
+    actor_seconds: list[dict[str, float]]  # of each actor
+    params_digest: str
+    data_digest: str
+
+    @staticmethod
+    def of(news: Learned) -> "Report":
+        return Report(
+            update=news.update,
+            games=[game for c in news.collected for game in c.episodes],
+            actor_seconds=[c.seconds for c in news.collected],
+            params_digest=params_digest(jax.device_get(news.params)),
+            data_digest=data_digest((c.env_id, c.transitions) for c in news.collected),
+        )
+
+
 class Rows:
     """Makes the row of each update. Steps per second leave the first update, with its compilation, out."""
 
@@ -57,7 +77,9 @@ class Rows:
         self._recent: deque[Episode] = deque(maxlen=RECENT_GAMES)
         self._games = 0
 
-    def make(self, news: Learned) -> Row:
+    def make(self, news: Learned, reports: list[Report]) -> Row:
+        """`reports` has one of each process, in order."""
+        check_agreement(reports)
         batch = self._plan.batch_size
         seconds = news.finished - self._previous
         self._previous = news.finished
@@ -72,7 +94,7 @@ class Rows:
             self._first = news.finished
         else:
             row["charts/SPS"] = news.update * batch / (news.finished - self._first)
-        finished = [game for c in news.collected for game in c.episodes]
+        finished = [Episode(*game) for report in reports for game in report.games]
         self._recent.extend(finished)
         self._games += len(finished)
         if self._recent:
@@ -82,11 +104,21 @@ class Rows:
         row["stats/games"] = self._games
         row["stats/update_seconds"] = seconds
         row |= {f"stats/learner_{name}_seconds": value for name, value in news.seconds.items()}
-        for name in news.collected[0].seconds:
-            row[f"stats/actor_{name}_seconds"] = float(np.mean([c.seconds[name] for c in news.collected]))
-        row["params_digest"] = params_digest(jax.device_get(news.params))
-        row["data_digest"] = data_digest((c.env_id, c.transitions) for c in news.collected)
+        actors = [seconds for report in reports for seconds in report.actor_seconds]
+        for name in actors[0]:
+            row[f"stats/actor_{name}_seconds"] = float(np.mean([seconds[name] for seconds in actors]))
+        row["params_digest"] = reports[0].params_digest
+        row["data_digest"] = joint_digest(report.data_digest for report in reports)
         return row
+
+
+def check_agreement(reports: list[Report]) -> None:
+    """All processes compute the same params from the same sums, bit for bit. If not, better to know."""
+    for process, report in enumerate(reports):
+        if (report.update, report.params_digest) != (reports[0].update, reports[0].params_digest):
+            raise RuntimeError(
+                f"process {process} has other params than process 0 after update {reports[0].update + 1}"
+            )
 
 
 def make_run_dir(args: RunArgs) -> Path:
@@ -149,13 +181,14 @@ def _git(*command: str) -> str:
     ).stdout.strip()
 
 
-def draw_curve(run_dir: Path) -> None:
-    """learning_curve.png, where matplotlib is installed (the extra `plot`)."""
+def draw_curve(outcome: Outcome) -> None:
+    """learning_curve.png, where matplotlib is installed (the extra `plot`) and a game has finished."""
     try:
         from cleanrl_utils.plot_curve import plot_runs
     except ModuleNotFoundError:
         return
-    plot_runs([run_dir], run_dir / "learning_curve.png")
+    if outcome.last_row["stats/games"]:
+        plot_runs([outcome.run_dir], outcome.run_dir / "learning_curve.png")
 
 
 def summary(outcome: Outcome) -> str:
@@ -168,8 +201,12 @@ def summary(outcome: Outcome) -> str:
         else "no game finished"
     )
     lines = [
-        f"done: {row['global_step']:,} steps in {clock(row['seconds'])}, {speed:,.0f} steps/s, {returns}"
+        f"done: {row['global_step']:,} steps in {clock(row['seconds'])}, {speed:,.0f} steps/s "
+        f"after the first update, {returns}"
     ]
     if outcome.evaluation:
         lines.append(f"evaluation: {outcome.evaluation}")
-    return "\n".join([*lines, f"everything is in {outcome.run_dir}"])
+    lines.append(f"everything is in {outcome.run_dir}")
+    if outcome.saved:
+        lines.append(f"cleanba eval {outcome.run_dir} plays with the model")
+    return "\n".join(lines)

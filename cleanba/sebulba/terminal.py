@@ -53,7 +53,7 @@ class Terminal:
     def _view(self) -> Group:
         row, plan = self._row, self._plan
         total = plan.updates * plan.batch_size
-        done = int(self._progress.sum()) * plan.envs_per_actor
+        done = round(total * self._progress.mean() / (plan.updates * plan.num_steps))
         elapsed = time.perf_counter() - self._start
         left = clock((total - row["global_step"]) / row["charts/SPS"]) if "charts/SPS" in row else "–"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -19,13 +19,15 @@ from cleanba.sebulba.args import BatchPlan, RunArgs, parse_args
 from cleanba.sebulba.channel import Channel, ChannelClosed
 from cleanba.sebulba.command import command
 from cleanba.sebulba.envs import Envs, EnvSpec, env_seeds, env_spec, env_threads
-from cleanba.sebulba.finish import check_wishes, finish, share, surviving
+from cleanba.sebulba.finish import check_wishes, finish, keep_model, share, surviving
+from cleanba.sebulba.job import Job, find_place, joined
 from cleanba.sebulba.learner import PER_LEARNER, Learner, copy_to
-from cleanba.sebulba.metrics import JsonLines, TensorBoard, Timer, WeightsAndBiases, Writer
+from cleanba.sebulba.metrics import JsonLines, Row, TensorBoard, Timer, WeightsAndBiases, Writer
 from cleanba.sebulba.model import Model
 from cleanba.sebulba.records import (
     Learned,
     Outcome,
+    Report,
     Rows,
     draw_curve,
     make_run_dir,
@@ -110,6 +112,38 @@ class LearnerLoop(NamedTuple):
         return copies[self.actor_devices[0]]
 
 
+class Crew(NamedTuple):
+    """The threads of one process before they start: a learner, its actors, and one that watches them."""
+
+    wires: Wires
+    loop: LearnerLoop
+    actors: list[Actor]
+    progress: np.ndarray  # steps that each actor has done
+    stuck_seconds: float
+    threads: list[threading.Thread]  # that have been started, without the one that watches
+
+    def start(self, job: Job) -> None:
+        work = {"learner": self.loop.run} | {f"actor-{i}": actor.run for i, actor in enumerate(self.actors)}
+        self.threads.extend(start_thread(name, run, self.wires) for name, run in work.items())
+        start_thread("watch", partial(self.watch, job), self.wires)
+
+    def watch(self, job: Job) -> None:
+        """End the job when nothing moves here for too long."""
+        before, since = -1, time.monotonic()
+        while True:
+            time.sleep(min(1.0, self.stuck_seconds / 5))
+            self.wires.learned.check_open()
+            steps = int(self.progress.sum())
+            job.ping(steps)
+            now = steps + self.loop.learner.chunks_done
+            if now != before:
+                before, since = now, time.monotonic()
+            elif time.monotonic() - since > self.stuck_seconds:
+                who = f"process {job.process} of {job.processes}" if job.processes > 1 else "the run"
+                straggler = job.straggler(steps)
+                job.lose(f"{who} has made no progress for {self.stuck_seconds:g} s{straggler}", stuck=True)
+
+
 def start_thread(name: str, work: Callable[[], None], wires: Wires) -> threading.Thread:
     """An exception in `work` ends the run."""
 
@@ -135,21 +169,40 @@ def join(threads: list[threading.Thread]) -> None:
 # ------------------------------------------------------------------------------------------------ one run
 
 
-def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console = SILENT) -> Outcome:
+class Setup(NamedTuple):
+    """What is known before the first thread starts."""
+
+    args: RunArgs
+    topology: Topology
+    plan: BatchPlan
+    env: EnvSpec
+    algorithm: Algorithm
+
+
+def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console = SILENT) -> Outcome | None:
     """Train to the end. The calling thread writes and shows what the others do, so it can always be
-    interrupted; an exception in any of them is raised here."""
-    topology = Topology(args.actor_device_ids, args.learner_device_ids).check_ids()
+    interrupted; an exception in any of them is raised here. Of a job's processes only the first leaves
+    records; the others return None."""
+    place = find_place(args)
+    topology = Topology(args.actor_device_ids, args.learner_device_ids, place.processes).check_ids()
     plan = BatchPlan.create(args, topology)
     env = env_spec(args)
-    algorithm = make_algorithm(args, env, plan)
-    topology.check_devices_exist()
-    check_wishes(args, env)
-    run_dir = make_run_dir(args)
-    record = write_args(run_dir, args, topology, plan, env)
+    if place.process == 0:
+        check_wishes(args, env)
+    with joined(place, args, str(topology)) as job, ExitStack() as cleanup:
+        setup = Setup(args, topology, plan, env, make_algorithm(args, env, plan))
+        topology.check_devices_exist()
+        if job.process > 0:
+            follow(setup, job, cleanup)
+            return None
+        return lead(setup, job, cleanup, console)
 
+
+def make_crew(setup: Setup, job: Job, cleanup: ExitStack) -> Crew:
+    args, topology, plan, env, algorithm = setup
     lag = 1 if args.concurrency else 0
     wires = Wires.create(plan.actors, lag)
-    progress = np.zeros(plan.actors, np.int64)  # steps that each actor has done
+    progress = np.zeros(plan.actors, np.int64)
     init_key, act_key, minibatch_key = jax.random.split(jax.random.key(args.seed), 3)
     mesh, learner_devices = topology.learner_mesh(), topology.learner_devices()
     act = jax.jit(partial(algorithm.act, act_key))
@@ -166,49 +219,76 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console = SILEN
             rollouts=wires.rollouts[index],
             progress=progress[index : index + 1],
         )
-        for index, env_id in enumerate(env_ids_of_actors(plan, process=0))
+        for index, env_id in enumerate(env_ids_of_actors(plan, job.process))
     ]
+    columns = env_ids_of_columns(plan, job.process)
     loop = LearnerLoop(
         learner=Learner(algorithm, plan, mesh, minibatch_key),
         init_key=init_key,
-        env_id=put_on_learners(env_ids_of_columns(plan, process=0), PER_LEARNER, mesh, learner_devices),
+        env_id=put_on_learners(columns, PER_LEARNER, mesh, learner_devices),
         plan=plan,
         lag=lag,
         actor_devices=[d for d in topology.actor_devices() for _ in range(args.num_actor_threads)],
         wires=wires,
     )
+    crew = Crew(wires, loop, actors, progress, args.stuck_seconds, threads=[])
+    job.when_lost(wires.close)
+    cleanup.callback(join, crew.threads)  # the last thing, after all channels and writers are closed
+    return crew
 
-    title = f"{run_dir.name}  ·  {topology} on {learner_devices[0].device_kind}"
-    with ExitStack() as cleanup:  # in reverse: end all threads, close the writers, wait for the threads
-        threads: list[threading.Thread] = []
-        cleanup.callback(join, threads)
-        writers: list[Writer] = []
-        if args.track:
-            tracker = start_tracking(args, run_dir, plan, record, console)
-            writers.append(cleanup.enter_context(tracker))
-        local: list[Writer] = [
-            JsonLines(run_dir / "metrics.jsonl"),
-            TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args)),
-            Terminal(title, plan, args.log_frequency, progress, console),
-        ]
-        for writer in local:
-            cleanup.callback(writer.close)
-        writers += local
-        cleanup.callback(wires.close)
-        rows = Rows(plan, algorithm.learning_rate)
-        threads.append(start_thread("learner", loop.run, wires))
-        threads += [start_thread(f"actor-{index}", actor.run, wires) for index, actor in enumerate(actors)]
-        try:
-            for news in wires.learned:
-                row = rows.make(news)
-                for writer in writers:
-                    writer.write(row)
-            model = Model(args, env, row["global_step"], jax.device_get(news.params))
-            outcome = Outcome(run_dir, model, row)
-            outcome = finish(args, outcome, topology.actor_devices()[0], writers, console)
-        except KeyboardInterrupt:
-            raise Interrupted(run_dir) from None
-    return outcome
+
+def follow(setup: Setup, job: Job, cleanup: ExitStack) -> None:
+    """The main thread of all processes but the first."""
+    crew = make_crew(setup, job, cleanup)
+    cleanup.callback(crew.wires.close)
+    crew.start(job)
+    for news in crew.wires.learned:
+        job.report(Report.of(news)._asdict())
+    job.finish()
+
+
+def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console) -> Outcome:
+    """The main thread of the first process, which keeps the records of the job."""
+    args, topology, plan, env, algorithm = setup
+    run_dir = make_run_dir(args)
+    record = write_args(run_dir, args, topology, plan, env)
+    crew = make_crew(setup, job, cleanup)
+    title = f"{run_dir.name}  ·  {topology} on {topology.learner_devices()[0].device_kind}"
+    writers: list[Writer] = []
+    if args.track:
+        tracker = start_tracking(args, run_dir, plan, record, console)
+        writers.append(cleanup.enter_context(tracker))
+    local: list[Writer] = [
+        JsonLines(run_dir / "metrics.jsonl"),
+        TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args)),
+        Terminal(title, plan, args.log_frequency, crew.progress, console),
+    ]
+    for writer in local:
+        cleanup.callback(writer.close)
+    writers += local
+    cleanup.callback(crew.wires.close)
+    rows = Rows(plan, algorithm.learning_rate)
+    last: tuple[Learned, Row] | None = None
+    crew.start(job)
+    try:
+        for news in crew.wires.learned:
+            reports = [Report.of(news), *(Report(**report) for report in job.gather())]
+            row = rows.make(news, reports)
+            for writer in writers:
+                writer.write(row)
+            last = (news, row)
+        job.finish()
+        outcome = make_outcome(setup, run_dir, *cast(tuple[Learned, Row], last))
+        return finish(args, outcome, topology.actor_devices()[0], writers, console)
+    except KeyboardInterrupt:
+        if last:
+            keep_model(args, make_outcome(setup, run_dir, *last))
+        raise Interrupted(run_dir) from None
+
+
+def make_outcome(setup: Setup, run_dir: Path, news: Learned, row: Row) -> Outcome:
+    model = Model(setup.args, setup.env, row["global_step"], jax.device_get(news.params))
+    return Outcome(run_dir, model, row)
 
 
 def start_tracking(
@@ -242,11 +322,13 @@ def run_command(
     with command() as console:
         args = parse_args(default, description=description, argv=argv, prog=prog)
         outcome = train(args, make_algorithm, console)
+        if outcome is None:
+            return
         try:
             with surviving("the learning curve", outcome):
-                draw_curve(outcome.run_dir)
+                draw_curve(outcome)
+            console.print(summary(outcome), soft_wrap=True, highlight=False, markup=False)
             if args.upload_model:
                 share(args, outcome, console)
         except KeyboardInterrupt:
             raise Interrupted(outcome.run_dir) from None
-        console.print(summary(outcome), soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,398 @@
+"""Jobs of several processes: the same run as one process, and an end for all when one of them ends."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import REPO, read_rows
+from test_equivalence import ALGORITHMS, distance, each_algorithm, sgd
+
+from cleanba.cleanba_ppo import Args
+from cleanba.sebulba.args import UsageError
+from cleanba.sebulba.job import Place, _objection, find_place
+from cleanba.sebulba.model import load_model
+from cleanba.sebulba.records import Report, check_agreement
+
+SMALL = (
+    "--distributed --env-id CartPole-v1 --local-num-envs 4 --num-actor-threads 1 --num-steps 16 --hiddens 16"
+)
+PPO = [str(REPO / "cleanba/cleanba_ppo.py")]
+
+
+def free_address():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+class Process:
+    """One process of a job, with what it prints in a file."""
+
+    def __init__(self, folder, rank, argv, env):
+        self.output = folder / f"process-{rank}"
+        with self.output.open("w") as file:
+            self.popen = subprocess.Popen(
+                [sys.executable, *map(str, argv)], cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT
+            )
+
+    def wait(self, timeout=100):
+        """Its exit code."""
+        try:
+            return self.popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout} s:\n{self.said()}") from None
+
+    def said(self):
+        return self.output.read_text()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a job; none of it outlives the test."""
+    started = []
+
+    def start(processes, *argv, script=None, devices=1, flags=(), **env):
+        """`flags` are added to one process each."""
+        usual = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "JAX_PROCESS", "JAX_NUM"))}
+        place = {"JAX_COORDINATOR_ADDRESS": free_address(), "JAX_NUM_PROCESSES": str(processes)}
+        shared = usual | place | {"JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(REPO)} | env
+        program = ["-c", script] if script else PPO
+        job = [
+            Process(tmp_path, rank, [*program, *argv, *extra], shared | {"JAX_PROCESS_ID": str(rank)})
+            for rank, extra in enumerate([*flags, *[()] * (processes - len(flags))])
+        ]
+        started.extend(job)
+        return job
+
+    yield start
+    for process in started:
+        process.popen.kill()
+        process.popen.wait()
+
+
+def wait_for_rows(tmp_path, job, rows):
+    deadline = time.time() + 100
+    while not any(p.read_text().count("\n") >= rows for p in tmp_path.glob("runs/*/metrics.jsonl")):
+        assert time.time() < deadline and all(p.popen.poll() is None for p in job), [p.said() for p in job]
+        time.sleep(0.05)
+
+
+# -------------------------------------------------------------------------------------- finding each other
+
+
+SLURM = dict(SLURM_JOB_ID="26017", SLURM_STEP_NODELIST="localhost", SLURM_NTASKS="2", SLURM_PROCID="1")
+JAX = dict(JAX_COORDINATOR_ADDRESS="host:1", JAX_NUM_PROCESSES="3", JAX_PROCESS_ID="2")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("SLURM", "JAX_COORD", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")):
+            monkeypatch.delenv(name)
+    return lambda variables: [monkeypatch.setenv(*item) for item in variables.items()]
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        (SLURM, Place("localhost:62881", 2, 1)),  # 26017 % 4096 + 61440
+        (SLURM | dict(SLURM_STEP_NODELIST="n1,n2"), Place("n1:62881", 2, 1)),
+        (SLURM | dict(SLURM_STEP_NODELIST="gpu-a[007-012,15],m1"), Place("gpu-a007:62881", 2, 1)),
+        (SLURM | dict(SLURM_STEP_NODELIST="n[3,5]"), Place("n3:62881", 2, 1)),
+        (JAX, Place("host:1", 3, 2)),
+        (SLURM | JAX, Place("host:1", 3, 2)),
+        (SLURM | dict(JAX_COORDINATOR_ADDRESS="host:1"), Place("host:1", 2, 1)),
+    ],
+)
+def test_peers_are_found_in_the_environment(environment, variables, place):
+    environment(variables)
+    assert find_place(Args(distributed=True)) == place
+    assert find_place(Args()).processes == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "start it with srun, or set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID"),
+        (dict(JAX_NUM_PROCESSES="2", JAX_PROCESS_ID="0"), "or set JAX_COORDINATOR_ADDRESS "),
+        (JAX | dict(JAX_PROCESS_ID="3"), "there is no process 3 among 3; count from 0"),
+        (JAX | dict(JAX_COORDINATOR_ADDRESS="host"), "JAX_COORDINATOR_ADDRESS=host should be host:port"),
+        (JAX | dict(JAX_NUM_PROCESSES="two"), "JAX_NUM_PROCESSES=two"),
+    ],
+)
+def test_what_is_missing_in_the_environment_is_named(environment, variables, message):
+    environment(variables)
+    with pytest.raises(UsageError, match=message):
+        find_place(Args(distributed=True))
+
+
+def test_a_process_waits_for_process_0_no_longer_than_it_is_told(start):
+    job = start(2, *SMALL.split(), "--join-seconds", 1)
+    job[0].popen.kill()
+    assert job[1].wait() == 1
+    assert re.search(r"error: process 0 did not answer at 127.0.0.1:\d+ within 1 s", job[1].said())
+    assert "Traceback" not in job[1].said()
+
+
+def test_process_0_waits_for_a_peer_no_longer_than_it_is_told(start):
+    job = start(2, *SMALL.split(), "--join-seconds", 2)
+    job[1].popen.kill()
+    assert job[0].wait() == 1
+    assert re.search(r"error: process 1 did not come to 127.0.0.1:\d+ within 2 s", job[0].said())
+
+
+def test_processes_that_were_started_differently_are_told_so(start, tmp_path):
+    job = start(2, *SMALL.split(), flags=[["--seed", "1"], ["--seed", "2"]])
+    for process in job:
+        assert process.wait() == 2
+        assert "--seed is 2 in process 1 and 1 in process 0" in process.said()
+        assert "Traceback" not in process.said()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_code_layouts_and_ranks_are_objected_to():
+    place, about = Place("host:1", 3, 0), {"code": "a", "layout": "a0-l0-d3"}
+    assert _objection(place, about, 1, dict(about), {}) == ""
+    assert "code is 'b' in process 2 and 'a' in process 0" in _objection(
+        place, about, 2, about | {"code": "b"}, {}
+    )
+    assert "layout is 'a0-l1-d3' in process 1" in _objection(
+        place, about, 1, about | {"layout": "a0-l1-d3"}, {}
+    )
+    assert "two processes came to host:1 as process 1 of 3" in _objection(
+        place, about, 1, dict(about), {1: None}
+    )
+    assert "as process 3 of 3" in _objection(place, about, 3, dict(about), {})
+
+
+# ----------------------------------------------------------------------------------------------- the same run
+
+SAME_RUN = """
+import sys
+from importlib import import_module
+from test_equivalence import sgd
+from cleanba.sebulba.train import run_command
+
+which, *flags = sys.argv[1:]
+algorithm = import_module(f"cleanba.cleanba_{which}")
+
+def make_algorithm(*inputs):
+    return algorithm.make_algorithm(*inputs)._replace(**sgd(which))
+
+run_command(algorithm.Args(), make_algorithm, description="", argv=flags)
+"""
+
+
+def as_flags(options):
+    for name, value in options.items():
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+        else:
+            yield from [
+                f"--{name.replace('_', '-')}",
+                *map(str, value if isinstance(value, tuple) else [value]),
+            ]
+
+
+@each_algorithm
+@pytest.mark.parametrize(
+    ("processes", "learners"), [(2, (0,)), pytest.param(3, (1, 2), marks=pytest.mark.slow)], ids=["d2", "d3"]
+)
+def test_more_processes_give_the_same_run(run, start, tmp_path, which, processes, learners):
+    """24 environments: in one process, 12 in each of two, 8 in each of three with two learners."""
+    sizes = dict(num_steps=16, num_minibatches=2, inference_batch=2, hiddens=(16,), num_actor_threads=1)
+    same = sizes | dict(env_id="CartPole-v1", total_timesteps=5 * 16 * 24)
+    alone = ALGORITHMS[which] | same | dict(local_num_envs=24)
+    reference, reference_rows = run(sgd(which), **alone)
+    unmoved, _ = run(sgd(which, scale=0.0), **alone)
+    assert distance(unmoved.model.params, reference.model.params) > 1e-3, "SGD did not move: no test"
+
+    runs_dir = tmp_path / "together"
+    flags = as_flags(
+        same | dict(local_num_envs=24 // processes, learner_device_ids=learners, runs_dir=runs_dir)
+    )
+    path = f"{REPO}:{REPO / 'tests'}"
+    options = ["--distributed", "--save-model"]
+    job = start(processes, which, *flags, *options, script=SAME_RUN, devices=3, PYTHONPATH=path)
+    assert [p.wait() for p in job] == [0] * processes, [p.said() for p in job]
+    (run_dir,) = runs_dir.iterdir()  # of process 0 alone
+    rows = [row for row in read_rows(run_dir) if "update" in row]
+    assert [row["global_step"] for row in rows] == [row["global_step"] for row in reference_rows]
+    assert rows[0]["data_digest"] == reference_rows[0]["data_digest"]
+    assert rows[0]["stats/games"] == reference_rows[0]["stats/games"] > 0  # those of all processes
+    assert rows[0]["charts/avg_episodic_return"] == reference_rows[0]["charts/avg_episodic_return"]
+    (model,) = run_dir.glob("*.cleanrl_model")
+    assert distance(load_model(model).params, reference.model.params) < 1e-5
+    record = json.loads((run_dir / "args.json").read_text())
+    assert record["layout"] == f"a0-l{','.join(map(str, learners))}-d{processes}"
+
+
+def test_params_that_differ_between_processes_end_the_run():
+    same = Report(4, [], [], params_digest="a", data_digest="0")
+    check_agreement([same, same])
+    with pytest.raises(RuntimeError, match="process 1 has other params than process 0 after update 5"):
+        check_agreement([same, same._replace(params_digest="b")])
+    with pytest.raises(RuntimeError):
+        check_agreement([same, same._replace(update=3)])
+
+
+def test_the_two_terminals_of_the_readme(start, tmp_path):
+    """Exactly SLURM's variables as they are set there; small sizes are added."""
+    script = str(REPO / "cleanba/cleanba_ppo_envpool_impala_atari_wrapper.py")
+    job_id = str(26017 + os.getpid())  # not the port of another test run
+    place = dict(
+        SLURM_JOB_ID=job_id,
+        SLURM_STEP_NODELIST="localhost",
+        SLURM_NTASKS="2",
+        SLURM_LOCALID="0",
+        SLURM_STEP_NUM_NODES="2",
+        JAX_NUM_CPU_DEVICES="4",
+    )
+    flags = "--distributed --actor-device-ids 0 --learner-device-ids 1 2 3"
+    small = "--num-steps 4 --total-timesteps 960 --channels 4 --hiddens 16 --update-epochs 1"
+    usual = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "JAX_COORD"))}
+    job = [
+        Process(
+            tmp_path,
+            rank,
+            [script, *flags.split(), *small.split()],
+            usual | place | {"SLURM_PROCID": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert [p.wait(200) for p in job] == [0, 0], [p.said() for p in job]
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert [row["global_step"] for row in read_rows(run_dir)] == [480, 960]
+    assert json.loads((run_dir / "args.json").read_text())["layout"] == "a0-l1,2,3-d2"
+    assert "done: 960 steps" in job[0].said() and "done" not in job[1].said()
+
+
+GROWTH = """
+import sys, psutil
+from cleanba import cleanba_ppo
+from cleanba.sebulba.job import Job
+
+ping, sizes = Job.ping, []
+
+def watched(self, progress):
+    sizes.append((progress, psutil.Process().memory_info().rss))
+    return ping(self, progress)
+
+Job.ping = watched
+cleanba_ppo.main(argv=sys.argv[1:])
+end = sizes[-1][0]
+early = next(size for progress, size in sizes if progress > end / 5)
+print("grown by", (sizes[-1][1] - early) / 2**20, "MiB")
+"""
+
+
+def many_updates(start, tmp_path, updates):
+    tiny = "--local-num-envs 3 --num-actor-threads 1 --num-steps 4 --hiddens 8 --learner-device-ids 1 2 3"
+    learning = f"--num-minibatches 1 --update-epochs 1 --concurrency --total-timesteps {updates * 24}"
+    flags = f"--distributed --env-id CartPole-v1 {tiny} {learning}"
+    job = start(2, *flags.split(), script=GROWTH, devices=4)
+    assert [p.wait(280) for p in job] == [0, 0], [p.said() for p in job]
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert len(read_rows(run_dir)) == updates
+    return [float(re.search(r"grown by ([-\d.]+) MiB", p.said()).group(1)) for p in job]
+
+
+def test_two_processes_of_four_devices_do_not_deadlock(start, tmp_path):
+    many_updates(start, tmp_path, 60)
+
+
+@pytest.mark.slow
+def test_500_updates_of_two_processes_of_four_devices_do_not_grow(start, tmp_path):
+    assert max(many_updates(start, tmp_path, 500)) < 20
+
+
+# ------------------------------------------------------------------------------------- ending together
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_process_ends_the_others_with_its_name(start, tmp_path, victim):
+    job = start(3 if victim else 2, *SMALL.split())
+    wait_for_rows(tmp_path, job, 3)
+    job[victim].popen.kill()
+    killed = time.time()
+    for process in job:
+        if process is not job[victim]:
+            assert process.wait(15) == 1
+            assert f"error: process {victim} (pid {job[victim].popen.pid} on " in process.said()
+            assert "was lost" in process.said() and "Traceback" not in process.said()
+    assert time.time() - killed < 15
+
+
+FAILING = """
+import os, sys
+from cleanba import cleanba_ppo
+from cleanba.sebulba.envs import Envs
+
+step, calls = Envs.step, 0
+
+def broken_step(self, action):
+    global calls
+    calls += 1
+    if calls > 100 and os.environ["JAX_PROCESS_ID"] == "1":
+        {what}
+    return step(self, action)
+
+Envs.step = broken_step
+cleanba_ppo.main(argv=sys.argv[1:])
+"""
+
+
+def test_an_exception_in_one_process_ends_all(start, tmp_path):
+    what = 'open("failed", "w").close(); raise RuntimeError("the emulator caught fire")'
+    job = start(2, *SMALL.split(), script=FAILING.format(what=what))
+    assert [p.wait() for p in job] == [1, 1], [p.said() for p in job]
+    assert time.time() - (tmp_path / "failed").stat().st_mtime < 15
+    assert job[1].said().rstrip().endswith("RuntimeError: the emulator caught fire")
+    assert job[1].said().count("Traceback") == 1
+    assert re.search(
+        r"error: process 1 \(pid \d+ on .*\) failed: RuntimeError: the emulator caught fire", job[0].said()
+    )
+    assert "Traceback" not in job[0].said()
+
+
+def test_a_process_that_is_stuck_is_reported_and_all_end(start, tmp_path):
+    job = start(
+        2, *SMALL.split(), "--stuck-seconds", 4, script=FAILING.format(what="import time; time.sleep(999)")
+    )
+    assert [p.wait() for p in job] == [1, 1], [p.said() for p in job]
+    stacks = job[1].said()
+    assert "where each thread stands" in stacks and "thread actor-0:" in stacks
+    assert "in broken_step" in stacks and "time.sleep(999)" not in stacks.split("in broken_step")[0]
+    for process in job:
+        assert "has made no progress for 4 s" in process.said()
+
+
+def test_a_stopped_process_is_missed(start, tmp_path):
+    job = start(2, *SMALL.split(), "--stuck-seconds", 5)
+    wait_for_rows(tmp_path, job, 3)
+    job[1].popen.send_signal(signal.SIGSTOP)
+    assert job[0].wait(30) == 1
+    assert "process 0 of 2 has made no progress for 5 s; process 1 has not been heard for" in job[0].said()
+    assert "thread learner:" in job[0].said()
+
+
+def test_a_single_process_that_is_stuck_ends_too(start):
+    script = FAILING.format(what="import time; time.sleep(999)").replace('== "1"', '== "0"')
+    (process,) = start(1, *SMALL.split(), "--stuck-seconds", 3, script=script)
+    assert process.wait() == 1
+    assert "error: the run has made no progress for 3 s" in process.said()
+    assert "thread actor-0:" in process.said()
+
+
+def test_ctrl_c_in_one_process_ends_all(start, tmp_path):
+    job = start(2, *SMALL.split())
+    wait_for_rows(tmp_path, job, 3)
+    job[0].popen.send_signal(signal.SIGINT)
+    assert [p.wait(15) for p in job] == [130, 1]
+    assert "interrupted; everything logged so far is in" in job[0].said()
+    assert "failed: it was interrupted" in job[1].said()

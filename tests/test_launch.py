@@ -1,0 +1,159 @@
+"""`cleanba launch`: a layout as processes on this machine."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from conftest import REPO, read_rows
+
+from cleanba.sebulba.args import UsageError
+from cleanba.sebulba.launch import command_lines, share_devices
+from cleanba.sebulba.topology import Topology
+
+SMALL = [
+    "--env-id",
+    "CartPole-v1",
+    "--local-num-envs",
+    "4",
+    "--num-actor-threads",
+    "1",
+    "--num-steps",
+    "16",
+    "--hiddens",
+    "16",
+]
+
+
+def launch(tmp_path, *argv, **options):
+    usual = {k: v for k, v in os.environ.items() if k not in ("JAX_NUM_CPU_DEVICES", "CUDA_VISIBLE_DEVICES")}
+    return subprocess.Popen(
+        [sys.executable, "-c", "from cleanba.cli import main; main()", "launch", *argv],
+        cwd=tmp_path,
+        env=usual | {"PYTHONPATH": str(REPO)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+# ------------------------------------------------------------------------------------------- what is started
+
+
+def test_gpus_are_shared_out(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7,8")
+    shares = share_devices(Topology.parse("a0-l1,2,3-d2"))
+    assert [share["CUDA_VISIBLE_DEVICES"] for share in shares] == ["0,1,2,3", "4,5,6,7"]
+    with pytest.raises(UsageError, match="a0-l1,2,3-d3 needs 4 GPUs in each of 3 processes, there are 9"):
+        share_devices(Topology.parse("a0-l1,2,3-d3"))
+
+
+def test_without_gpus_there_are_virtual_devices(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert share_devices(Topology.parse("a0-l1,2,3-d2")) == [{"JAX_NUM_CPU_DEVICES": "4"}] * 2
+
+
+def test_the_layout_becomes_flags_and_variables(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (_, zero), (argv, one) = command_lines(Topology.parse("a0,1-l2-d2"), "impala", ["--seed", "3"])
+    assert " ".join(argv[1:]) == (
+        "-m cleanba.cleanba_impala --actor-device-ids 0 1 --learner-device-ids 2 --distributed --seed 3"
+    )
+    assert zero["JAX_COORDINATOR_ADDRESS"] == one["JAX_COORDINATOR_ADDRESS"]
+    assert (zero["JAX_PROCESS_ID"], one["JAX_PROCESS_ID"], one["JAX_NUM_PROCESSES"]) == ("0", "1", "2")
+    script, _ = command_lines(Topology.parse("a0-l0-d1"), "some/preset.py", [])[0]
+    assert script[1] == "some/preset.py"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["a0-l1", "dqn"], "cannot start 'dqn'; give ppo, impala or a .py file"),
+        (["b0-l1", "ppo"], "layout 'b0-l1' is not of the form"),
+        (["a0-l1-d2"], "needs a layout and a command"),
+        (
+            ["a0-l0-d2", "ppo", "--learner-device-ids", "1"],
+            "--learner-device-ids is already said by the layout",
+        ),
+        (["a0-l0-d2", "ppo", "--distributed"], "--distributed is already said by the layout a0-l0-d2"),
+    ],
+)
+def test_bad_input(tmp_path, argv, message):
+    command = launch(tmp_path, *argv)
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 2
+    assert message in errors and "Traceback" not in errors
+
+
+# ----------------------------------------------------------------------------------------------- how it runs
+
+
+def test_a_layout_trains_with_the_ranks_in_front_of_the_lines(tmp_path):
+    command = launch(tmp_path, "a0-l1,2-d2", "ppo", *SMALL, "--total-timesteps", "256")
+    output, errors = command.communicate(timeout=120)
+    assert command.returncode == 0, errors
+    assert re.search(r"^\[0\] done: 256 steps", output, re.MULTILINE)
+    assert all(line.startswith(("[0] ", "[1] ")) for line in (output + errors).splitlines())
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert [row["global_step"] for row in read_rows(run_dir)] == [128, 256]
+
+
+FAILING = """
+import os, sys
+from cleanba import cleanba_ppo
+from cleanba.sebulba.envs import Envs
+
+def broken_reset(self):
+    if os.environ["JAX_PROCESS_ID"] == "1":
+        raise RuntimeError("the emulator caught fire")
+    return reset(self)
+
+reset, Envs.reset = Envs.reset, broken_reset
+cleanba_ppo.main(argv=sys.argv[1:])
+"""
+
+
+def test_the_first_failure_ends_all_and_is_repeated_at_the_end(tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    command = launch(tmp_path, "a0-l0-d2", "failing.py", *SMALL)
+    output, errors = command.communicate(timeout=120)
+    assert command.returncode == 1
+    passed_on, repeated = errors.split("process 1 failed first, with exit code 1:\n")
+    assert "[1] RuntimeError: the emulator caught fire" in passed_on
+    assert "[0] error: process 1 (pid" in passed_on
+    assert repeated.startswith("Traceback") and repeated.rstrip().endswith("the emulator caught fire")
+
+
+def test_a_process_that_does_not_end_is_killed(tmp_path):
+    """And a killed one has the exit code that a shell gives it."""
+    script = (
+        'import os, time\nif os.environ["JAX_PROCESS_ID"] == "1": os.kill(os.getpid(), 9)\ntime.sleep(999)'
+    )
+    (tmp_path / "stubborn.py").write_text(script)
+    launching = "launch.main(['a0-l0-d2', 'stubborn.py'])"
+    patient = f"from cleanba.sebulba import launch; launch.LEAVE_SECONDS = 1; {launching}"
+    command = subprocess.Popen(
+        [sys.executable, "-c", patient], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPO)}
+    )
+    assert command.wait(30) == 137
+
+
+def test_ctrl_c_ends_all_and_leaves_no_process(tmp_path):
+    command = launch(tmp_path, "a0-l0-d2", "ppo", *SMALL)
+    deadline = time.time() + 100
+    while not any(p.read_text().count("\n") >= 3 for p in tmp_path.glob("runs/*/metrics.jsonl")):
+        assert time.time() < deadline and command.poll() is None
+        time.sleep(0.05)
+    children = psutil.Process(command.pid).children(recursive=True)
+    assert len(children) >= 2
+    command.send_signal(signal.SIGINT)
+    output, errors = command.communicate(timeout=30)
+    assert command.returncode == 130, errors
+    assert "[0] interrupted; everything logged so far is in" in errors
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
