@@ -29,6 +29,13 @@ def in_thread(work):
     return result
 
 
+def test_waiting_for_the_close_has_a_limit():
+    channel = Channel(1)
+    assert not channel.wait_closed(0.01)
+    threading.Timer(0.05, channel.close).start()
+    assert channel.wait_closed(10)
+
+
 def test_items_come_out_in_the_order_they_went_in():
     channel = Channel(3)
     for item in "abc":

@@ -56,6 +56,11 @@ class Channel(Generic[T]):
         if self._closed:
             raise ChannelClosed
 
+    def wait_closed(self, seconds: float) -> bool:
+        """Whether it is closed within so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed, seconds)
+
     def __iter__(self) -> Iterator[T]:
         """Items until the channel is closed without an error."""
         while True:

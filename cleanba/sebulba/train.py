@@ -120,19 +120,17 @@ class Crew(NamedTuple):
     actors: list[Actor]
     progress: np.ndarray  # steps that each actor has done
     stuck_seconds: float
-    threads: list[threading.Thread]  # that have been started, without the one that watches
+    threads: list[threading.Thread]  # that have been started
 
     def start(self, job: Job) -> None:
-        work = {"learner": self.loop.run} | {f"actor-{i}": actor.run for i, actor in enumerate(self.actors)}
+        work: dict[str, Callable[[], None]] = {"learner": self.loop.run, "watch": partial(self.watch, job)}
+        work |= {f"actor-{index}": actor.run for index, actor in enumerate(self.actors)}
         self.threads.extend(start_thread(name, run, self.wires) for name, run in work.items())
-        start_thread("watch", partial(self.watch, job), self.wires)
 
     def watch(self, job: Job) -> None:
         """End the job when nothing moves here for too long."""
         before, since = -1, time.monotonic()
-        while True:
-            time.sleep(min(1.0, self.stuck_seconds / 5))
-            self.wires.learned.check_open()
+        while not self.wires.learned.wait_closed(min(1.0, self.stuck_seconds / 5)):
             steps = int(self.progress.sum())
             job.ping(steps)
             now = steps + self.loop.learner.chunks_done
