@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from cleanrl_utils.gpus import visible_gpus
+
 GRACE_SECONDS = 20  # that runs have to leave when the benchmark is stopped
 STATES = ("running", "failed", "stopped", "elsewhere", "waiting", "done")  # in the table's order
-NO_GPU = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES; the last is SLURM's
 AT_LEAST = dict(num_seeds=1, start_seed=0, workers=0, slurm_nodes=1, slurm_ntasks=1, slurm_gpus_per_task=0)
 
 
@@ -225,17 +226,6 @@ def table(runs: list[Run]) -> Table:
 def summary(runs: list[Run]) -> str:
     states = [run.state for run in runs]
     return "runs: " + ", ".join(f"{states.count(s)} {s}" for s in STATES if s in states)
-
-
-def visible_gpus() -> list[str]:
-    """As CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [gpu for gpu in re.split(r"[,\s]+", visible) if gpu not in NO_GPU]
-    if not shutil.which("nvidia-smi"):
-        return []
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
-    return [str(gpu) for gpu in range(len(re.findall("^GPU ", listed, re.MULTILINE)))]
 
 
 def share_gpus(workers: int) -> list[str | None]:

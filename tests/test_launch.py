@@ -118,14 +118,15 @@ cleanba_ppo.main(argv=sys.argv[1:])
 """
 
 
-def test_the_first_failure_ends_all_and_is_repeated_at_the_end(tmp_path):
-    (tmp_path / "failing.py").write_text(FAILING)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_failure_ends_all_and_is_repeated_at_the_end(tmp_path, rank):
+    (tmp_path / "failing.py").write_text(FAILING.replace('== "1"', f'== "{rank}"'))
     command = launch(tmp_path, "a0-l0-d2", "failing.py", *SMALL)
     output, errors = command.communicate(timeout=120)
     assert command.returncode == 1
-    passed_on, repeated = errors.split("process 1 failed first, with exit code 1:\n")
-    assert "[1] RuntimeError: the emulator caught fire" in passed_on
-    assert "[0] error: process 1 (pid" in passed_on
+    passed_on, repeated = errors.split(f"process {rank} failed first, with exit code 1:\n")
+    assert f"[{rank}] RuntimeError: the emulator caught fire" in passed_on
+    assert f"[{1 - rank}] error: process {rank} (pid" in passed_on
     assert repeated.startswith("Traceback") and repeated.rstrip().endswith("the emulator caught fire")
 
 
@@ -143,7 +144,8 @@ def test_a_process_that_does_not_end_is_killed(tmp_path):
     assert command.wait(30) == 137
 
 
-def test_ctrl_c_ends_all_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_ends_all_and_leaves_no_process(tmp_path, number, code):
     command = launch(tmp_path, "a0-l0-d2", "ppo", *SMALL)
     deadline = time.time() + 100
     while not any(p.read_text().count("\n") >= 3 for p in tmp_path.glob("runs/*/metrics.jsonl")):
@@ -151,9 +153,9 @@ def test_ctrl_c_ends_all_and_leaves_no_process(tmp_path):
         time.sleep(0.05)
     children = psutil.Process(command.pid).children(recursive=True)
     assert len(children) >= 2
-    command.send_signal(signal.SIGINT)
+    command.send_signal(number)
     output, errors = command.communicate(timeout=30)
-    assert command.returncode == 130, errors
+    assert command.returncode == code, errors
     assert "[0] interrupted; everything logged so far is in" in errors
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive

@@ -195,3 +195,18 @@ def test_the_benchmark_command_of_the_readme(slurm, tmp_path, env_id, seeds):
         assert {f"{name}.cleanrl_model", "README.md", "evaluation.json", "args.json"} <= uploaded
     again = slurm.run(*command, cwd=tmp_path, env=env)
     assert f"runs: {seeds} done" in again and "Submitted" not in again
+
+
+def test_a_run_that_was_preempted_is_put_back_into_the_queue(slurm, tmp_path):
+    """By the template: a run of two processes that leaves with 75 the first time."""
+    (tmp_path / "cleanba.slurm_template").symlink_to(REPO / "cleanba.slurm_template")
+    (tmp_path / "train.sh").write_text("m=was_here_$SLURM_PROCID; [ -e $m ] && exit 0; touch $m; exit 75\n")
+    command = ["python", "-m", "cleanrl_utils.benchmark", "--env-ids", "A", "--command", "bash train.sh"]
+    flags = "--num-seeds 1 --slurm-ntasks 2 --slurm-template-path cleanba.slurm_template"
+    env = {"PATH": usual_python(), "PYTHONPATH": str(REPO)}
+    submitted = slurm.run(*command, *flags.split(), cwd=tmp_path, env=env)
+    (job,) = re.findall(r"Submitted batch job (\d+)", submitted)
+    slurm.wait_for(job)
+    (log,) = tmp_path.glob("runs/benchmark/*/A__1.log")
+    assert "restart 0" in log.read_text() and "exit code 75" in log.read_text()
+    assert "restart 1" in log.read_text() and log.with_suffix(".done").exists()

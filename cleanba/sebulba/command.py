@@ -2,7 +2,9 @@
 
 import os
 import select
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +16,30 @@ from rich.console import Console
 
 from cleanba.sebulba.args import UsageError
 
+ANOTHER_PROCESS = 3  # the exit code of a process that leaves because another one of its job did
+
 
 class Ended(Exception):
-    """It ends, for a reason that needs no traceback. One line; exit code 1."""
+    """It ends, for a reason that needs no traceback. One line."""
+
+    def __init__(self, why: str, exit_code: int = 1):
+        super().__init__(why)
+        self.exit_code = exit_code
+
+
+class Terminated(KeyboardInterrupt):
+    """By SIGTERM, which is taken as Ctrl-C is."""
+
+
+def _terminate(*_: object) -> None:
+    raise Terminated
 
 
 @contextmanager
 def command() -> Iterator[Console]:
-    """Leave with 2 for bad input, 130 for Ctrl-C, 1 for any other failure."""
+    """Leave with 2 for bad input, 130 for Ctrl-C, 143 for SIGTERM, 1 for any other failure."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         yield Console()
     except UsageError as error:
@@ -31,10 +49,11 @@ def command() -> Iterator[Console]:
         sys.exit(2)
     except Ended as reason:
         say(f"error: {reason}")
-        leave_now(1)
+        leave_now(reason.exit_code)
     except KeyboardInterrupt as interrupt:
         say(str(interrupt) or "interrupted")
-        leave_now(130)
+        terminated = isinstance(interrupt, Terminated) or isinstance(interrupt.__cause__, Terminated)
+        leave_now(143 if terminated else 130)
     except Exception:
         if _nobody_reads():  # as in `… --help | head`, which has seen enough
             os._exit(1)

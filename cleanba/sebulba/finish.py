@@ -37,8 +37,7 @@ def check_wishes(args: RunArgs, env: EnvSpec) -> None:
 def finish(
     args: RunArgs, outcome: Outcome, device: jax.Device, writers: list[Writer], console: Console
 ) -> Outcome:
-    """Save and evaluate, as far as the flags ask for it."""
-    outcome = keep_model(args, outcome)
+    """Evaluate, if the model is kept or a film is asked for."""
     if not outcome.saved and not args.capture_video:
         return outcome
     video = outcome.run_dir / "replay.mp4" if args.capture_video else None

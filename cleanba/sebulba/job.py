@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -24,14 +25,15 @@ from typing import IO, Any, NamedTuple
 import jax
 
 from cleanba.sebulba.args import RunArgs, UsageError
-from cleanba.sebulba.channel import Channel
-from cleanba.sebulba.command import Ended, first_line, leave_now, say
+from cleanba.sebulba.channel import Channel, ChannelClosed
+from cleanba.sebulba.command import ANOTHER_PROCESS, Ended, first_line, leave_now, say
 
 Message = dict[str, Any]
 NEWS_SECONDS = 3.0  # that a process whose collective broke waits to hear who was lost
 LEAVE_SECONDS = 3.0  # that a process has to leave by itself when another was lost
 LARGEST_MESSAGE = 2**24  # bytes
-HEARTBEAT_SECONDS = 3600  # of JAX's runtime, which knows no more than the lines here and aborts: never first
+SILENT_HOST_MS = 10_000  # after which a host that does not even acknowledge what it is sent counts as lost
+HEARTBEAT_SECONDS = 3600  # of JAX's runtime: it knows no more than the lines here, and would abort
 
 
 # ------------------------------------------------------------------------------------- finding each other
@@ -87,13 +89,20 @@ def _slurm_address() -> str:
     nodes = os.environ["SLURM_STEP_NODELIST"]  # such as n1,n2 or n[001-003,7],m1
     first = re.match(r"([^,\[]*)(?:\[([^,\-\]]*))?", nodes)
     host = "".join(part or "" for part in first.groups()) if first else nodes
-    return f"{host}:{int(os.environ['SLURM_JOB_ID']) % 4096 + 61440}"
+    job, step = (int(os.environ.get(name, 0)) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return f"{host}:{(job + 97 * step) % 4096 + 61440}"
 
 
 def about_this_process(args: RunArgs, layout: str) -> Message:
     """What must be the same in all processes."""
     flags = {f"--{name.replace('_', '-')}": value for name, value in dataclasses.asdict(args).items()}
     return json.loads(json.dumps(flags | {"layout": layout, "code": _code_digest(), "jax": jax.__version__}))
+
+
+def job_tag() -> str:
+    """Tells jobs apart that happen to come to the same address."""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "JAX_COORDINATOR_ADDRESS")
+    return " ".join([str(os.getuid()), *(os.environ.get(name, "-") for name in names)])
 
 
 def who_this_is() -> str:
@@ -117,10 +126,8 @@ class Line:
     def __init__(self, connection: socket.socket):
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that dies sends no goodbye
-        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-            if hasattr(socket, option):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        # A host that dies sends no goodbye. There are pings all the time; it must acknowledge them.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_HOST_MS)
         self.who = ""  # is at the other end
         self._connection = connection
         self._file: IO[bytes] = connection.makefile("rb")
@@ -131,12 +138,19 @@ class Line:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def read(self) -> Message | None:
-        """The next message; None when the other side is gone."""
+        """The next message; None when the other side is gone, or does not speak as we do."""
         try:
             line = self._file.readline(LARGEST_MESSAGE)
-        except OSError:
+            message = json.loads(line) if line.endswith(b"\n") else None
+        except (OSError, ValueError, RecursionError):
             return None
-        return json.loads(line) if line.endswith(b"\n") else None
+        return message if isinstance(message, dict) else None
+
+    def read_within(self, seconds: float) -> Message | None:
+        self._connection.settimeout(max(0.01, seconds))
+        message = self.read()
+        self._connection.settimeout(None)
+        return message
 
     def __iter__(self) -> Iterator[Message]:
         while (message := self.read()) is not None:
@@ -162,8 +176,12 @@ class Job:
         self._losing = threading.Lock()
         self._lost = threading.Event()
         self._finished = False
-        for process, line in lines.items():
-            threading.Thread(target=self._listen, args=(process, line), daemon=True).start()
+        self._listeners = [
+            threading.Thread(target=self._listen, args=item, name=f"process-{item[0]}", daemon=True)
+            for item in lines.items()
+        ]
+        for listener in self._listeners:
+            listener.start()
 
     # ---------------------------------------------------------------------------------- while all is well
 
@@ -184,6 +202,8 @@ class Job:
             jax.distributed.shutdown()  # waits for all
         self._finished = True
         self._send(bye=True)
+        for listener in self._listeners:  # one that woke up while Python exits could abort it
+            listener.join(LEAVE_SECONDS)
 
     # -------------------------------------------------------------------------------- when something fails
 
@@ -208,18 +228,18 @@ class Job:
         with self._losing:
             if self.loss or self._finished:
                 return
-            self.loss = Ended(why)
+            self.loss = Ended(why, 1 if stuck else ANOTHER_PROCESS)
+        if self.process > 0:  # it has no records to close; it says at once what JAX's runtime would not
+            say(f"error: {why}")
         if stuck:
             say(where_threads_stand())
         self._send(lost=why, stuck=stuck)
-        if self.process > 0:  # it has no records to close, and JAX's runtime would soon abort it
-            say(f"error: {why}")
-            leave_now(1)
-        for channel in self._reports.values():
-            channel.close(self.loss)
-        self._lost.set()
-        self._on_loss(self.loss)
-        threading.Thread(target=_leave_later, args=(why,), daemon=True).start()
+        threading.Thread(target=self._leave_later, daemon=True).start()
+        if self.process == 0:
+            for channel in self._reports.values():
+                channel.close(self.loss)
+            self._lost.set()
+            self._on_loss(self.loss)
 
     def straggler(self, progress: int) -> str:
         """In process 0: who seems to be waited for, by their last pings."""
@@ -235,7 +255,8 @@ class Job:
         for message in line:
             match message:
                 case {"report": report}:
-                    self._reports[process].put(report)
+                    with suppress(ChannelClosed):  # the job ends
+                        self._reports[process].put(report)
                 case {"ping": progress}:
                     self._pings[process] = (time.monotonic(), progress)
                 case {"failed": why}:
@@ -245,18 +266,22 @@ class Job:
                 case {"bye": _}:
                     return
         self.lose(f"process {process} ({line.who}) was lost: its connection closed without a word")
+        if self.process > 0 and self.loss:  # process 0 is gone, and JAX's runtime aborts a process without it
+            leave_now(self.loss.exit_code)
+
+    def _leave_later(self) -> None:
+        """For a process that does not come to its end by itself, inside a collective for instance. Process 0
+        has this time to close its records; the others leave when it has."""
+        time.sleep(LEAVE_SECONDS)
+        assert self.loss is not None
+        if self.process == 0:
+            say(f"error: {self.loss}")
+        leave_now(self.loss.exit_code)
 
     def _send(self, **message: Any) -> None:
         for line in self._lines.values():
             with suppress(OSError):  # whoever listens to that line notices
                 line.send(**message)
-
-
-def _leave_later(why: str) -> None:
-    """For a process that does not come to its end by itself, inside a collective for instance."""
-    time.sleep(LEAVE_SECONDS)
-    say(f"error: {why}")
-    leave_now(1)
 
 
 def where_threads_stand() -> str:
@@ -275,8 +300,11 @@ def where_threads_stand() -> str:
 @contextmanager
 def joined(place: Place, args: RunArgs, layout: str) -> Iterator[Job]:
     """The job with all its processes. A failure in the body is told to the others."""
-    job = join(place, about_this_process(args, layout), args.join_seconds)
+    lines, runtime = meet(place, about_this_process(args, layout), args.join_seconds)
+    job = Job(place, lines)
     try:
+        if lines:
+            start_runtime(runtime, place, math.ceil(args.join_seconds))
         yield job
     except KeyboardInterrupt:
         job.fail("it was interrupted")
@@ -290,39 +318,45 @@ def joined(place: Place, args: RunArgs, layout: str) -> Iterator[Job]:
         raise
 
 
-def join(place: Place, about: Message, seconds: float) -> Job:
-    """Meet at the address, see that all are the same, and start JAX's runtime."""
-    if place.processes == 1:
-        return Job(place, {})
-    deadline = time.monotonic() + seconds
-    if place.process == 0:
-        lines = _receive_all(place, about, deadline, seconds)
-        host, _ = place.host_and_port
-        runtime = f"{host}:{_free_port(host)}"
-        for line in lines.values():
-            line.send(runtime=runtime, who=who_this_is())
-    else:
-        line, runtime = _go_to_process_0(place, about, deadline, seconds)
-        lines = {0: line}
+def start_runtime(address: str, place: Place, seconds: int) -> None:
+    """JAX's own, over which the learners' collectives are set up."""
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         jax.distributed.initialize(
-            runtime,
+            address,
             place.processes,
             place.process,
             cluster_detection_method="deactivate",  # under SLURM it would take one device per process
-            initialization_timeout=math.ceil(seconds),
+            initialization_timeout=seconds,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            coordinator_bind_address=runtime if _is_loopback(place.host_and_port[0]) else None,
+            shutdown_timeout_seconds=seconds,
+            coordinator_bind_address=address if _is_loopback(place.host_and_port[0]) else None,
         )
+    except jax.errors.JaxRuntimeError:
+        raise
     except RuntimeError as error:  # the backend is in use already
         raise UsageError(f"--distributed: {first_line(error)}") from error
-    return Job(place, lines)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # the runtime has taken it over, and would only take note
+
+
+def meet(place: Place, about: Message, seconds: float) -> tuple[dict[int, Line], str]:
+    """Lines between process 0 and the others, which have been found alike, and an address for JAX's runtime."""
+    if place.processes == 1:
+        return {}, ""
+    deadline = time.monotonic() + seconds
+    if place.process > 0:
+        line, runtime = _go_to_process_0(place, about, deadline, seconds)
+        return {0: line}, runtime
+    lines = _receive_all(place, about, deadline, seconds)
+    runtime = _free_address(place.host_and_port[0])
+    _tell(lines, runtime=runtime, who=who_this_is())
+    return lines, runtime
 
 
 def _receive_all(place: Place, about: Message, deadline: float, seconds: float) -> dict[int, Line]:
-    host, port = place.host_and_port
     try:
-        server = socket.create_server((host if _is_loopback(host) else "", port))
+        server = _listen_at(*place.host_and_port)
     except OSError as error:
         raise Ended(f"process 0 cannot listen at {place.address}: {error}") from error
     lines: dict[int, Line] = {}
@@ -334,19 +368,18 @@ def _receive_all(place: Place, about: Message, deadline: float, seconds: float) 
             except TimeoutError:
                 missing = ", ".join(str(p) for p in range(1, place.processes) if p not in lines)
                 why = f"process {missing} did not come to {place.address} within {seconds:g} s"
-                _refuse(lines, why, usage=False)
+                _tell(lines, refused=why, usage=False)
                 raise Ended(why) from None
             line = Line(connection)
-            connection.settimeout(5)
-            hello = line.read()
-            connection.settimeout(None)
-            match hello:
-                case {"process": int(process), "who": str(who), "about": dict(theirs)}:
+            match line.read_within(5):
+                case {"job": tag, "process": int(process), "who": str(who), "about": dict(theirs)} if (
+                    tag == job_tag()
+                ):
                     line.who = who
                     why = _objection(place, about, process, theirs, lines)
                     lines[process] = line
                     if why:
-                        _refuse(lines, why, usage=True)
+                        _tell(lines, refused=why, usage=True)
                         raise UsageError(why)
                 case _:
                     line.close()  # something else that knocked at the port
@@ -366,24 +399,25 @@ def _objection(place: Place, about: Message, process: int, theirs: Message, line
     return f"the processes of a job must be started alike: {'; '.join(different)}" if different else ""
 
 
-def _refuse(lines: dict[int, Line], why: str, *, usage: bool) -> None:
+def _tell(lines: dict[int, Line], **message: Any) -> None:
     for line in lines.values():
-        line.send(refused=why, usage=usage)
+        with suppress(OSError):  # it has left; that will be noticed
+            line.send(**message)
 
 
 def _go_to_process_0(place: Place, about: Message, deadline: float, seconds: float) -> tuple[Line, str]:
     while True:
         try:
             line = Line(socket.create_connection(place.host_and_port, timeout=5))
+            line.send(job=job_tag(), process=place.process, who=who_this_is(), about=about)
             break
         except OSError as error:
             if time.monotonic() > deadline:
                 why = f"process 0 did not answer at {place.address} within {seconds:g} s ({error})"
                 raise Ended(why) from None
             time.sleep(0.2)
-    line.send(process=place.process, who=who_this_is(), about=about)
-    match line.read():
-        case {"runtime": runtime, "who": str(who)}:
+    match line.read_within(deadline - time.monotonic() + 5):  # process 0 may have started later
+        case {"runtime": str(runtime), "who": str(who)}:
             line.who = who
             return line, runtime
         case {"refused": why, "usage": True}:
@@ -391,13 +425,23 @@ def _go_to_process_0(place: Place, about: Message, deadline: float, seconds: flo
         case {"refused": why}:
             raise Ended(why)
         case _:
-            raise Ended(f"process 0 at {place.address} left before all processes had come")
+            raise Ended(f"whoever is at {place.address} is not process 0 of this job, or has left")
 
 
 def _is_loopback(host: str) -> bool:
     return host == "localhost" or host.startswith("127.") or host == "::1"
 
 
-def _free_port(host: str) -> int:
-    with socket.create_server((host if _is_loopback(host) else "", 0)) as server:
-        return server.getsockname()[1]
+def _listen_at(host: str, port: int) -> socket.socket:
+    """On this host alone if the address is its own; otherwise wherever the others may come from."""
+    if _is_loopback(host):
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _free_address(host: str) -> str:
+    with _listen_at(host, 0) as server:
+        port = server.getsockname()[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

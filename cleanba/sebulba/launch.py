@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from typing import IO
 
 from cleanba.sebulba.args import UsageError
-from cleanba.sebulba.command import command, say
+from cleanba.sebulba.command import ANOTHER_PROCESS, command, say
 from cleanba.sebulba.topology import Topology
-from cleanrl_utils.benchmark import visible_gpus
+from cleanrl_utils.gpus import visible_gpus
 
 USAGE = """usage: cleanba launch LAYOUT COMMAND [flags]
 
@@ -25,8 +25,8 @@ USAGE = """usage: cleanba launch LAYOUT COMMAND [flags]
   flags    those of the command; device ids and --distributed come from the layout
 
 Each process gets GPUs of its own, or virtual CPU devices where there are none. Its lines begin with its
-number. When one fails, or at Ctrl-C, all end; the exit code is that of the first failure."""
-BY_THE_LAYOUT = ("--actor-device-ids", "--learner-device-ids", "--distributed")
+number. When one fails, or at Ctrl-C, all end; the exit code is that of the first that failed by itself."""
+BY_THE_LAYOUT = ("--actor-device-ids", "--learner-device-ids", "--distributed", "--no-distributed")
 LEAVE_SECONDS = 20.0  # that the others have to end by themselves when one has failed
 KEPT_LINES = 200  # of each process's errors, to be repeated at the end
 
@@ -44,10 +44,15 @@ def main(argv: list[str]) -> None:
 
 def launch(topology: Topology, program: str, flags: list[str]) -> int:
     commands = command_lines(topology, program, flags)
-    with signals_to(processes := [Process(rank, *parts) for rank, parts in enumerate(commands)]):
-        first = wait_for_all(processes)
-    if first is None:
+    processes: list[Process] = []
+    with signals_to(processes) as signals:
+        for rank, (argv, env) in enumerate(commands):
+            processes.append(Process(rank, argv, env))
+        share_cores(processes)
+        failed = wait_for_all(processes, signals)
+    if not failed:
         return 0
+    first = next((p for p in failed if p.exit_code != ANOTHER_PROCESS), failed[0])
     say(f"process {first.rank} failed first, with exit code {first.exit_code}:")
     say("".join(first.errors))
     return first.exit_code
@@ -58,7 +63,7 @@ def command_lines(
 ) -> list[tuple[list[str], dict[str, str]]]:
     """Of each process, with what it has in its environment."""
     for flag in flags:
-        if flag.split("=")[0] in BY_THE_LAYOUT:
+        if flag.split("=")[0].replace("_", "-") in BY_THE_LAYOUT:
             raise UsageError(f"{flag} is already said by the layout {topology}; leave it out")
     if program.endswith(".py"):
         start = [sys.executable, program]
@@ -97,6 +102,15 @@ def share_devices(topology: Topology) -> list[dict[str, str]]:
     ]
 
 
+def share_cores(processes: list["Process"]) -> None:
+    """Each would take all of them for its environments."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = len(cores) // len(processes)
+    for rank, process in enumerate(processes if each else []):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(process.pid, cores[rank * each : (rank + 1) * each])
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
@@ -125,6 +139,10 @@ class Process:
             reader.start()
 
     @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
     def exit_code(self) -> int:
         """As a shell has it: 128 and the signal for a process that was killed."""
         code = self._child.returncode
@@ -149,8 +167,9 @@ class Process:
                 kept.append(line)
 
 
-def wait_for_all(processes: list[Process]) -> Process | None:
-    """The first that fails; the others then have some time to end by themselves."""
+def wait_for_all(processes: list[Process], signals: list[int]) -> list[Process]:
+    """Those that fail, in order. After the first, or a signal, the others have some time to end by
+    themselves; a second signal cuts it short."""
     ended: queue.Queue[Process] = queue.Queue()
 
     def wait(process: Process) -> None:
@@ -159,34 +178,38 @@ def wait_for_all(processes: list[Process]) -> Process | None:
 
     for process in processes:
         threading.Thread(target=wait, args=(process,), daemon=True).start()
-    failed, deadline = None, float("inf")
-    running = list(processes)
+    failed, running, deadline = list[Process](), list(processes), float("inf")
     while running:
-        try:
+        if failed or signals:
+            deadline = min(deadline, time.monotonic() + LEAVE_SECONDS)
+        if time.monotonic() > deadline or len(signals) > 1:
+            for process in running:
+                process.signal(signal.SIGKILL)
+        with suppress(queue.Empty):
             process = ended.get(timeout=0.1)
-        except queue.Empty:
-            if time.monotonic() > deadline:
-                for process in running:
-                    process.signal(signal.SIGKILL)
-            continue
-        running.remove(process)
-        if process.exit_code and failed is None:
-            failed, deadline = process, time.monotonic() + LEAVE_SECONDS
+            running.remove(process)
+            if process.exit_code:
+                failed.append(process)
     return failed
 
 
 @contextmanager
-def signals_to(processes: list[Process]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM go to all processes, which end as they would alone. In the end none is left."""
+def signals_to(processes: list[Process]) -> Iterator[list[int]]:
+    """Ctrl-C and the like go to all processes, which end as they would alone. In the end none is left. The
+    list is of the signals that came."""
+    came: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
+        came.append(number)
         for process in processes:
             process.signal(number)
 
-    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    previous = {number: signal.signal(number, pass_on) for number in numbers}
     try:
-        yield
+        yield came
     finally:
-        pass_on(signal.SIGKILL, None)
+        for process in processes:
+            process.signal(signal.SIGKILL)
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -5,7 +5,6 @@ import os
 import platform
 import subprocess
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -74,7 +73,7 @@ class Rows:
         self._learning_rate = learning_rate
         self._started = self._previous = time.perf_counter()
         self._first: float | None = None
-        self._recent: deque[Episode] = deque(maxlen=RECENT_GAMES)
+        self._recent: list[Episode] = []
         self._games = 0
 
     def make(self, news: Learned, reports: list[Report]) -> Row:
@@ -95,7 +94,8 @@ class Rows:
         else:
             row["charts/SPS"] = news.update * batch / (news.finished - self._first)
         finished = [Episode(*game) for report in reports for game in report.games]
-        self._recent.extend(finished)
+        most = max(RECENT_GAMES, len(finished))  # of many processes that end many games, all of them
+        self._recent = [*self._recent, *finished][-most:]
         self._games += len(finished)
         if self._recent:
             row["charts/avg_episodic_return"] = float(np.mean([g.episodic_return for g in self._recent]))

@@ -62,6 +62,11 @@ class Topology(NamedTuple):
         devices = []
         for process in range(self.processes):
             local = [d for d in jax.devices() if d.process_index == process]
+            if max(self.learner_ids) >= len(local):
+                raise UsageError(
+                    f"--learner-device-ids {max(self.learner_ids)} does not exist in process {process}, "
+                    f"which has {len(local)} devices; give all processes as many"
+                )
             devices += [local[i] for i in self.learner_ids]
         return Mesh(np.array(devices), (LEARNERS,))
 

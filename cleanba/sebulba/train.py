@@ -1,5 +1,6 @@
 """Where everything meets: threads, channels, the loop, and what the command does with the outcome."""
 
+import faulthandler
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from cleanba.sebulba.actor import Actor, Collected
 from cleanba.sebulba.algorithm import Algorithm, Params
 from cleanba.sebulba.args import BatchPlan, RunArgs, parse_args
 from cleanba.sebulba.channel import Channel, ChannelClosed
-from cleanba.sebulba.command import command
+from cleanba.sebulba.command import Ended, command
 from cleanba.sebulba.envs import Envs, EnvSpec, env_seeds, env_spec, env_threads
 from cleanba.sebulba.finish import check_wishes, finish, keep_model, share, surviving
 from cleanba.sebulba.job import Job, find_place, joined
@@ -130,16 +131,19 @@ class Crew(NamedTuple):
     def watch(self, job: Job) -> None:
         """End the job when nothing moves here for too long."""
         before, since = -1, time.monotonic()
+        patience = self.stuck_seconds + 10  # for code that holds Python's lock, and so this thread, too
         while not self.wires.learned.wait_closed(min(1.0, self.stuck_seconds / 5)):
             steps = int(self.progress.sum())
             job.ping(steps)
             now = steps + self.loop.learner.chunks_done
             if now != before:
                 before, since = now, time.monotonic()
+                faulthandler.dump_traceback_later(patience, exit=True, file=2)
             elif time.monotonic() - since > self.stuck_seconds:
                 who = f"process {job.process} of {job.processes}" if job.processes > 1 else "the run"
                 straggler = job.straggler(steps)
                 job.lose(f"{who} has made no progress for {self.stuck_seconds:g} s{straggler}", stuck=True)
+        faulthandler.cancel_dump_traceback_later()
 
 
 def start_thread(name: str, work: Callable[[], None], wires: Wires) -> threading.Thread:
@@ -185,8 +189,6 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console = SILEN
     topology = Topology(args.actor_device_ids, args.learner_device_ids, place.processes).check_ids()
     plan = BatchPlan.create(args, topology)
     env = env_spec(args)
-    if place.process == 0:
-        check_wishes(args, env)
     with joined(place, args, str(topology)) as job, ExitStack() as cleanup:
         setup = Setup(args, topology, plan, env, make_algorithm(args, env, plan))
         topology.check_devices_exist()
@@ -248,6 +250,7 @@ def follow(setup: Setup, job: Job, cleanup: ExitStack) -> None:
 def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console) -> Outcome:
     """The main thread of the first process, which keeps the records of the job."""
     args, topology, plan, env, algorithm = setup
+    check_wishes(args, env)
     run_dir = make_run_dir(args)
     record = write_args(run_dir, args, topology, plan, env)
     crew = make_crew(setup, job, cleanup)
@@ -275,13 +278,15 @@ def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console) -> Outcom
             for writer in writers:
                 writer.write(row)
             last = (news, row)
+        outcome = keep_model(args, make_outcome(setup, run_dir, *cast(tuple[Learned, Row], last)))
         job.finish()
-        outcome = make_outcome(setup, run_dir, *cast(tuple[Learned, Row], last))
         return finish(args, outcome, topology.actor_devices()[0], writers, console)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Ended) as end:
         if last:
             keep_model(args, make_outcome(setup, run_dir, *last))
-        raise Interrupted(run_dir) from None
+        if isinstance(end, Ended):
+            raise
+        raise Interrupted(run_dir) from end
 
 
 def make_outcome(setup: Setup, run_dir: Path, news: Learned, row: Row) -> Outcome:
@@ -328,5 +333,5 @@ def run_command(
             console.print(summary(outcome), soft_wrap=True, highlight=False, markup=False)
             if args.upload_model:
                 share(args, outcome, console)
-        except KeyboardInterrupt:
-            raise Interrupted(outcome.run_dir) from None
+        except KeyboardInterrupt as interrupt:
+            raise Interrupted(outcome.run_dir) from interrupt
