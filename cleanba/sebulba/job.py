@@ -341,7 +341,7 @@ def start_runtime(address: str, place: Place, seconds: int) -> None:
 
 
 def meet(place: Place, about: Message, seconds: float) -> tuple[dict[int, Line], str]:
-    """Lines between process 0 and the others, which have been found alike, and an address for JAX's runtime."""
+    """Lines between process 0 and the others, which are found to be alike; an address for JAX's runtime."""
     if place.processes == 1:
         return {}, ""
     deadline = time.monotonic() + seconds

@@ -28,6 +28,7 @@ Each process gets GPUs of its own, or virtual CPU devices where there are none. 
 number. When one fails, or at Ctrl-C, all end; the exit code is that of the first that failed by itself."""
 BY_THE_LAYOUT = ("--actor-device-ids", "--learner-device-ids", "--distributed", "--no-distributed")
 LEAVE_SECONDS = 20.0  # that the others have to end by themselves when one has failed
+FEWEST_CORES = 4  # that a process can do with
 KEPT_LINES = 200  # of each process's errors, to be repeated at the end
 
 
@@ -103,10 +104,10 @@ def share_devices(topology: Topology) -> list[dict[str, str]]:
 
 
 def share_cores(processes: list["Process"]) -> None:
-    """Each would take all of them for its environments."""
+    """Each would take all of them for its environments. Where they are few, collectives need them more."""
     cores = sorted(os.sched_getaffinity(0))
     each = len(cores) // len(processes)
-    for rank, process in enumerate(processes if each else []):
+    for rank, process in enumerate(processes if each >= FEWEST_CORES else []):
         with suppress(ProcessLookupError):
             os.sched_setaffinity(process.pid, cores[rank * each : (rank + 1) * each])
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cleanba.sebulba.algorithm import Algorithm, Batch, Loss, Params, Slots
@@ -155,7 +156,8 @@ class Learner:
     def _optimizer_step(
         self, state: LearnerState, sums: ChunkSums, learning_rate: Array
     ) -> tuple[LearnerState, Totals]:
-        sums = jax.tree.map(lambda x: global_sum(x[0]), sums)
+        flat, unflatten = ravel_pytree(jax.tree.map(lambda x: x[0], sums))
+        sums = unflatten(global_sum(flat))  # one collective: between processes each has its latency
         gradient = sums.gradient
         if sums.denominator is not None:
             denominator = jnp.maximum(sums.denominator, 1)  # 0 for reset rows only: so is the gradient
