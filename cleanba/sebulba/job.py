@@ -29,8 +29,7 @@ from cleanba.sebulba.channel import Channel, ChannelClosed
 from cleanba.sebulba.command import ANOTHER_PROCESS, Ended, first_line, leave_now, say
 
 Message = dict[str, Any]
-NEWS_SECONDS = 3.0  # that a process whose collective broke waits to hear who was lost
-LEAVE_SECONDS = 3.0  # that a process has to leave by itself when another was lost
+LEAVE_SECONDS = 3.0  # that a process has to hear who was lost, and to leave by itself then
 LARGEST_MESSAGE = 2**24  # bytes
 SILENT_HOST_MS = 10_000  # after which a host that does not even acknowledge what it is sent counts as lost
 HEARTBEAT_SECONDS = 3600  # of JAX's runtime: it knows no more than the lines here, and would abort
@@ -101,8 +100,7 @@ def about_this_process(args: RunArgs, layout: str) -> Message:
 
 def job_tag() -> str:
     """Tells jobs apart that happen to come to the same address."""
-    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "JAX_COORDINATOR_ADDRESS")
-    return " ".join([str(os.getuid()), *(os.environ.get(name, "-") for name in names)])
+    return ".".join(os.environ.get(name, "-") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
 
 
 def who_this_is() -> str:
@@ -220,7 +218,7 @@ class Job:
     def reason_of(self, error: Exception) -> Exception:
         """A collective breaks when another process is gone: then that is the reason, and who it was."""
         if isinstance(error, jax.errors.JaxRuntimeError) and self._lines:
-            self._lost.wait(NEWS_SECONDS)
+            self._lost.wait(LEAVE_SECONDS)
         return self.loss or error
 
     def lose(self, why: str, *, stuck: bool = False) -> None:
@@ -238,8 +236,8 @@ class Job:
         if self.process == 0:
             for channel in self._reports.values():
                 channel.close(self.loss)
-            self._lost.set()
             self._on_loss(self.loss)
+        self._lost.set()
 
     def straggler(self, progress: int) -> str:
         """In process 0: who seems to be waited for, by their last pings."""
