@@ -523,13 +523,13 @@ def test_an_array_task_runs_its_environment_and_seed(array_task):
     log = files("log")["ALE_It's $1-v5__2"].read_text()
     for process in (0, 1):
         assert f"<a  b><{process}><--env-id><ALE/It's $1-v5><--seed><2>" in log
-    assert Path("srun_flags").read_text() == "--kill-on-bad-exit\n"
+    assert Path("srun_flags").read_text() == "--kill-on-bad-exit\n--wait=0\n"
     assert not Path("scontrol_calls").exists() and not files("preempted")
 
 
 def test_srun_gets_the_cores_of_the_job(array_task):
     assert array_task(slurm_script(), SLURM_CPUS_PER_TASK="12").wait(20) == 0
-    assert Path("srun_flags").read_text() == "--kill-on-bad-exit\n--cpus-per-task=12\n"
+    assert Path("srun_flags").read_text() == "--kill-on-bad-exit\n--wait=0\n--cpus-per-task=12\n"
 
 
 @pytest.mark.parametrize(
