@@ -5,11 +5,12 @@ import sys
 USAGE = """usage: cleanba COMMAND [flags]
 
 commands:
-  ppo     train with PPO       (cleanba ppo --help lists the flags)
-  impala  train with IMPALA    (cleanba impala --help lists the flags)
-  launch  train with several processes on this machine    (cleanba launch --help)
-  eval    play with a trained model    (cleanba eval --help lists the flags)
-"""
+  ppo     train with PPO
+  impala  train with IMPALA
+  launch  train with several processes on this machine
+  eval    play with a trained model
+
+cleanba COMMAND --help lists the flags."""
 
 
 def main() -> None:
