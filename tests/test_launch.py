@@ -130,6 +130,14 @@ def test_the_first_failure_ends_all_and_is_repeated_at_the_end(tmp_path, rank):
     assert repeated.startswith("Traceback") and repeated.rstrip().endswith("the emulator caught fire")
 
 
+def test_who_left_because_of_another_did_not_fail_first(tmp_path):
+    script = 'import os, sys, time\nif os.environ["JAX_PROCESS_ID"] == "1": sys.exit(3)\ntime.sleep(1)\nsys.exit(5)'
+    (tmp_path / "leaving.py").write_text(script)
+    command = launch(tmp_path, "a0-l0-d2", "leaving.py")
+    _, errors = command.communicate(timeout=30)
+    assert command.returncode == 5 and "process 0 failed first, with exit code 5" in errors
+
+
 def test_a_process_that_does_not_end_is_killed(tmp_path):
     """And a killed one has the exit code that a shell gives it."""
     script = (
