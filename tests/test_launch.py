@@ -131,7 +131,8 @@ def test_the_first_failure_ends_all_and_is_repeated_at_the_end(tmp_path, rank):
 
 
 def test_who_left_because_of_another_did_not_fail_first(tmp_path):
-    script = 'import os, sys, time\nif os.environ["JAX_PROCESS_ID"] == "1": sys.exit(3)\ntime.sleep(1)\nsys.exit(5)'
+    leave = 'if os.environ["JAX_PROCESS_ID"] == "1": sys.exit(3)'
+    script = f"import os, sys, time\n{leave}\ntime.sleep(1)\nsys.exit(5)"
     (tmp_path / "leaving.py").write_text(script)
     command = launch(tmp_path, "a0-l0-d2", "leaving.py")
     _, errors = command.communicate(timeout=30)

@@ -47,6 +47,10 @@ def command() -> Iterator[Console]:
         if jax.distributed.is_initialized():  # its normal exit waits for the other processes
             leave_now(2)
         sys.exit(2)
+    except SystemExit as leaving:  # rich's, when nobody reads any more
+        if jax.distributed.is_initialized():
+            leave_now(leaving.code if isinstance(leaving.code, int) else 1)
+        raise
     except Ended as reason:
         say(f"error: {reason}")
         leave_now(reason.exit_code)

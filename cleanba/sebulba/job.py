@@ -304,7 +304,7 @@ def joined(place: Place, args: RunArgs, layout: str) -> Iterator[Job]:
         if lines:
             start_runtime(runtime, place, math.ceil(args.join_seconds))
         yield job
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         job.fail("it was interrupted")
         raise
     except Exception as error:
@@ -367,7 +367,7 @@ def _receive_all(place: Place, about: Message, deadline: float, seconds: float) 
                 missing = ", ".join(str(p) for p in range(1, place.processes) if p not in lines)
                 why = f"process {missing} did not come to {place.address} within {seconds:g} s"
                 _tell(lines, refused=why, usage=False)
-                raise Ended(why) from None
+                raise Ended(why, ANOTHER_PROCESS) from None
             line = Line(connection)
             match line.read_within(5):
                 case {"job": tag, "process": int(process), "who": str(who), "about": dict(theirs)} if (
@@ -412,7 +412,7 @@ def _go_to_process_0(place: Place, about: Message, deadline: float, seconds: flo
         except OSError as error:
             if time.monotonic() > deadline:
                 why = f"process 0 did not answer at {place.address} within {seconds:g} s ({error})"
-                raise Ended(why) from None
+                raise Ended(why, ANOTHER_PROCESS) from None
             time.sleep(0.2)
     match line.read_within(deadline - time.monotonic() + 5):  # process 0 may have started later
         case {"runtime": str(runtime), "who": str(who)}:
@@ -421,7 +421,7 @@ def _go_to_process_0(place: Place, about: Message, deadline: float, seconds: flo
         case {"refused": why, "usage": True}:
             raise UsageError(why)
         case {"refused": why}:
-            raise Ended(why)
+            raise Ended(why, ANOTHER_PROCESS)
         case _:
             raise Ended(f"whoever is at {place.address} is not process 0 of this job, or has left")
 

@@ -54,6 +54,8 @@ def launch(topology: Topology, program: str, flags: list[str]) -> int:
     if not failed:
         return 0
     first = next((p for p in failed if p.exit_code != ANOTHER_PROCESS), failed[0])
+    if signals:  # it was asked to end
+        return first.exit_code
     say(f"process {first.rank} failed first, with exit code {first.exit_code}:")
     say("".join(first.errors))
     return first.exit_code

@@ -18,7 +18,7 @@ from cleanba.sebulba.actor import Actor, Collected
 from cleanba.sebulba.algorithm import Algorithm, Params
 from cleanba.sebulba.args import BatchPlan, RunArgs, parse_args
 from cleanba.sebulba.channel import Channel, ChannelClosed
-from cleanba.sebulba.command import Ended, command
+from cleanba.sebulba.command import Ended, command, say
 from cleanba.sebulba.envs import Envs, EnvSpec, env_seeds, env_spec, env_threads
 from cleanba.sebulba.finish import check_wishes, finish, keep_model, share, surviving
 from cleanba.sebulba.job import Job, find_place, joined
@@ -45,8 +45,9 @@ JOIN_SECONDS = 1.0  # for all threads to notice the end; a command does not wait
 
 
 class Interrupted(KeyboardInterrupt):
-    def __init__(self, run_dir: Path):
-        super().__init__(f"interrupted; everything logged so far is in {run_dir}")
+    def __init__(self, run_dir: Path, model: Path | None):
+        kept = f", with the model {model.name}" if model else ""
+        super().__init__(f"interrupted; everything logged so far is in {run_dir}{kept}")
 
 
 # ------------------------------------------------------------------------------------------------ threads
@@ -193,6 +194,7 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console = SILEN
         setup = Setup(args, topology, plan, env, make_algorithm(args, env, plan))
         topology.check_devices_exist()
         if job.process > 0:
+            console.print(f"process {job.process} of {job.processes} has joined; process 0 keeps the records")
             follow(setup, job, cleanup)
             return None
         return lead(setup, job, cleanup, console)
@@ -282,11 +284,11 @@ def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console) -> Outcom
         job.finish()
         return finish(args, outcome, topology.actor_devices()[0], writers, console)
     except (KeyboardInterrupt, Ended) as end:
-        if last:
-            keep_model(args, make_outcome(setup, run_dir, *last))
+        saved = keep_model(args, make_outcome(setup, run_dir, *last)).saved if last else None
         if isinstance(end, Ended):
+            say(str(Interrupted(run_dir, saved)))
             raise
-        raise Interrupted(run_dir) from end
+        raise Interrupted(run_dir, saved) from end
 
 
 def make_outcome(setup: Setup, run_dir: Path, news: Learned, row: Row) -> Outcome:
@@ -334,4 +336,4 @@ def run_command(
             if args.upload_model:
                 share(args, outcome, console)
         except KeyboardInterrupt as interrupt:
-            raise Interrupted(outcome.run_dir) from interrupt
+            raise Interrupted(outcome.run_dir, outcome.saved) from interrupt
