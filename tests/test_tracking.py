@@ -168,6 +168,33 @@ def test_a_service_that_cannot_be_reached_is_said_once_and_rows_are_kept(
     assert [row["_step"] for row in read_history(offline)] == [1, 2, 3]
 
 
+UNREACHABLE = """
+import sys
+from cleanba import cleanba_ppo
+from cleanba.sebulba.metrics import WeightsAndBiases
+
+WeightsAndBiases.START_SECONDS = 1
+cleanba_ppo.main(argv=sys.argv[1:])
+"""
+
+
+def test_a_run_goes_on_without_the_service(tmp_path):
+    small = "--env-id CartPole-v1 --local-num-envs 4 --num-steps 16 --total-timesteps 256 --track"
+    done = subprocess.run(
+        [sys.executable, "-c", UNREACHABLE, *small.split()],
+        cwd=tmp_path,
+        env=offline(tmp_path) | {"WANDB_MODE": "online", "WANDB_API_KEY": "a" * 40, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the run goes on and keeps everything locally") == 1
+    assert "tracking offline: `wandb sync " in done.stdout and "done: 256 steps" in done.stdout
+    (offline_run,) = tmp_path.glob("runs/*/wandb/offline-run-*")
+    assert [row["_step"] for row in read_history(offline_run)] == [256]
+
+
 def test_a_service_that_fails_during_the_run_is_said_once(tracker, monkeypatch, capsys):
     failing = tracker(WANDB_MODE="offline")
 

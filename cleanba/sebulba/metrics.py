@@ -202,8 +202,10 @@ def check_key() -> None:
         return
     try:
         wandb.login()
-    except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
-        raise UsageError(f"--track: {first_line(error)} Or set WANDB_MODE=offline") from error
+    except wandb.errors.Error as error:
+        # The same class stands for a key that cannot be one and for a service that does not answer.
+        if isinstance(error, wandb.errors.UsageError) or "invalid" in str(error):
+            raise UsageError(f"--track: {first_line(error)} Or set WANDB_MODE=offline") from error
 
 
 def is_logged(row: Row, frequency: int, updates: int) -> bool:
