@@ -153,15 +153,32 @@ def test_a_process_that_does_not_end_is_killed(tmp_path):
     assert command.wait(30) == 137
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_ctrl_c_ends_all_and_leaves_no_process(tmp_path, number, code):
-    command = launch(tmp_path, "a0-l0-d2", "ppo", *SMALL)
+def start_and_wait(tmp_path, *flags):
+    """A job that has written a few rows, and its processes."""
+    command = launch(tmp_path, "a0-l0-d2", "ppo", *SMALL, *flags)
     deadline = time.time() + 100
     while not any(p.read_text().count("\n") >= 3 for p in tmp_path.glob("runs/*/metrics.jsonl")):
         assert time.time() < deadline and command.poll() is None
         time.sleep(0.05)
     children = psutil.Process(command.pid).children(recursive=True)
     assert len(children) >= 2
+    return command, children
+
+
+def test_no_process_outlives_a_launcher_that_is_killed(tmp_path):
+    """They notice at their next line."""
+    command, children = start_and_wait(tmp_path, "--log-frequency", "1")
+    command.kill()
+    command.communicate()
+    _, alive = psutil.wait_procs(children, timeout=15)
+    for process in alive:
+        process.kill()
+    assert not alive
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_ends_all_and_leaves_no_process(tmp_path, number, code):
+    command, children = start_and_wait(tmp_path)
     command.send_signal(number)
     output, errors = command.communicate(timeout=30)
     assert command.returncode == code, errors
