@@ -57,6 +57,7 @@ def run_actor(inference_batch):
         learner_devices=topology.learner_devices(),
         params=Channel(2),
         rollouts=Channel(2),
+        first_update=0,
         progress=np.zeros(1, np.int64),
     )
     for version in ("version 0", "version 1"):
@@ -124,6 +125,7 @@ def test_an_actor_notices_the_end_within_a_step():
         topology.learner_devices(),
         params,
         Channel(1),
+        0,
         np.zeros(1, np.int64),
     )
     with pytest.raises(ChannelClosed):

@@ -12,8 +12,14 @@ from cleanba.cleanba_ppo import Args, minibatches
 from cleanba.sebulba.algorithm import Algorithm, Loss
 from cleanba.sebulba.args import BatchPlan
 from cleanba.sebulba.envs import EnvSpec
-from cleanba.sebulba.learner import PER_LEARNER, Learner, copy_to
-from cleanba.sebulba.rollout import RolloutBuffer, env_ids_of_actors, env_ids_of_columns, put_on_learners
+from cleanba.sebulba.learner import PER_LEARNER, Learner
+from cleanba.sebulba.rollout import (
+    NotFinite,
+    RolloutBuffer,
+    env_ids_of_actors,
+    env_ids_of_columns,
+    put_on_learners,
+)
 from cleanba.sebulba.topology import Topology
 
 ENV = EnvSpec("Vectors", {}, (1,), np.dtype(np.float32), 2)
@@ -27,7 +33,7 @@ def toy_loss(params, rows, mask, statistics):
     return Loss(total, denominator=count, metrics={"mean_x": jnp.sum(rows["x"], where=valid)}, rows=count)
 
 
-def make(topology, *, epochs=1, stop_early=None, **flags):
+def make(topology, *, epochs=1, stop_early=None, loss=toy_loss, learning_rate=lambda update: 1.0, **flags):
     sizes = dict(num_steps=4, local_num_envs=4, num_actor_threads=2, num_minibatches=1, total_timesteps=32)
     plan = BatchPlan.create(Args(**(sizes | flags)), topology)
     algorithm = Algorithm(
@@ -36,9 +42,9 @@ def make(topology, *, epochs=1, stop_early=None, **flags):
         prepare=lambda params, rollout: {"x": rollout.reward, "valid": rollout.valid},
         minibatches=partial(minibatches, plan=plan),
         statistics=lambda rows, mask, global_sum: jnp.zeros(()),
-        loss=toy_loss,
+        loss=loss,
         optimizer=optax.identity(),
-        learning_rate=lambda update: 1.0,
+        learning_rate=learning_rate,
         epochs=epochs,
         stop_early=stop_early,
     )
@@ -63,7 +69,10 @@ def update(learner, plan, topology, x, valid):
             buffer.write(t, reward=x[t, env_id], valid=valid[t, env_id], action=zeros, obs=zeros)
         rollouts.append(buffer.shard_over_envs(mesh, devices))
     columns = put_on_learners(env_ids_of_columns(plan, process=0), PER_LEARNER, mesh, devices)
-    state, metrics = learner.update(learner.init(jax.random.key(0)), rollouts, columns, 0)
+    first = learner.init(jax.random.key(0))
+    state, metrics, stop = learner.update(first, rollouts, columns, 0)
+    assert float(first.params["w"]) == 2.0, "actors and checkpoints may still need it"
+    assert stop == learner.stop
     return float(state.params["w"]), metrics
 
 
@@ -130,14 +139,51 @@ def test_each_epoch_draws_new_minibatches():
     assert len(set(drawn.values())) == 4
 
 
-def test_published_params_survive_the_next_step():
-    """The learner's own buffers are donated to the next optimizer step."""
-    topology = Topology.parse("a0-l0")
+@pytest.mark.parametrize("layout", ["a0-l0", "a0-l1,2"])
+def test_a_wish_to_stop_comes_back_from_the_mesh_and_changes_no_gradient(layout):
+    topology = Topology.parse(layout)
     learner, plan = make(topology)
-    state = learner.init(jax.random.key(0))
-    copy = copy_to(state.params, jax.local_devices()[0])
-    jax.tree.map(lambda x: x.delete(), state)
-    assert float(copy["w"]) == 2.0
+    before = update(learner, plan, topology, *data())
+    learner.stop = True
+    assert update(learner, plan, topology, *data()) == before
+
+
+def test_a_wish_that_comes_during_an_update_is_heard_at_its_end(monkeypatch):
+    topology = Topology.parse("a0-l1,2")
+    learner, plan = make(topology, num_minibatches=4)
+    minibatch_sums, calls = learner._minibatch_sums, []
+
+    def interrupted(*inputs):
+        calls.append(1)
+        learner.stop = len(calls) >= 3
+        return minibatch_sums(*inputs)
+
+    monkeypatch.setattr(learner, "_minibatch_sums", interrupted)
+    update(learner, plan, topology, *data())  # which compares
+    assert learner.stop
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        (dict(loss=np.nan), "loss/mean_x"),
+        (dict(gradient=np.inf), "gradient/w"),
+        (dict(rate=np.inf), "params/w"),
+    ],
+)
+def test_the_first_tensor_that_is_not_finite_is_named(bad, named):
+    """In the second of two optimizer steps, the first that sees a row with x = 1."""
+
+    def loss(params, rows, mask, statistics):
+        fine = toy_loss(params, rows, mask, statistics)
+        poison = {what: jnp.where(jnp.any(rows["x"] == 1), value, 0.0) for what, value in bad.items()}
+        total = fine.total + params["w"] * poison.get("gradient", 0.0)
+        return fine._replace(total=total, metrics={"mean_x": fine.metrics["mean_x"] + poison.get("loss", 0)})
+
+    topology = Topology.parse("a0-l1,2")
+    learner, plan = make(topology, epochs=2, loss=loss, learning_rate=lambda update: bad.get("rate", 1.0))
+    with pytest.raises(NotFinite, match=f"{named} is not finite in update 1, optimizer step 1 of 2"):
+        update(learner, plan, topology, np.ones((4, 8), np.float32), np.ones((4, 8), bool))
 
 
 @pytest.mark.parametrize("chunk_flags", [dict(gradient_chunk=1000), dict(gradient_chunk=2)])

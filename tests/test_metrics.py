@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from tensorboardX.proto import event_pb2
+from tensorboardX.record_writer import RecordWriter
 
 from cleanba.cleanba_ppo import Args
 from cleanba.sebulba.args import BatchPlan
@@ -76,30 +77,45 @@ def test_the_data_digest_does_not_depend_on_how_environments_are_spread():
 
 
 def test_rows_are_on_disk_when_they_are_written(tmp_path):
-    writer = JsonLines(tmp_path / "metrics.jsonl")
+    writer = JsonLines(tmp_path)
     writer.write(ROW)
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == ROW
     writer.close()
 
 
 def test_numbers_that_json_does_not_know_become_null(tmp_path):
-    writer = JsonLines(tmp_path / "metrics.jsonl")
+    writer = JsonLines(tmp_path)
     writer.write({"update": 1, "losses/loss": float("nan"), "losses/entropy": float("-inf")})
     writer.close()
     text = (tmp_path / "metrics.jsonl").read_text()
     assert json.loads(text) == {"update": 1, "losses/loss": None, "losses/entropy": None}
 
 
-def read_events(folder):
-    """Tags and values of an event file: records of length, checksum, data, checksum."""
-    (path,) = folder.glob("events.out.tfevents.*")
-    data, found = path.read_bytes(), []
+def all_events(path):
+    """Of an event file: records of length, checksum, data, checksum."""
+    data = path.read_bytes()
     while data:
         (length,) = struct.unpack("<Q", data[:8])
-        event = event_pb2.Event.FromString(data[12 : 12 + length])
-        found += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
+        yield event_pb2.Event.FromString(data[12 : 12 + length])
         data = data[16 + length :]
-    return found
+
+
+def read_events(folder):
+    """Tags, steps and values of the one event file in a folder."""
+    (path,) = folder.glob("events.out.tfevents.*")
+    return [(v.tag, event.step, v.simple_value) for event in all_events(path) for v in event.summary.value]
+
+
+def test_the_checksums_are_those_of_tensorboardx(tmp_path):
+    writer = TensorBoard(tmp_path, frequency=1, updates=10, hyperparameters={"seed": 1})
+    writer.write(ROW)
+    writer.close()
+    (path,) = tmp_path.iterdir()
+    theirs = RecordWriter(str(tmp_path / "theirs"))
+    for event in all_events(path):
+        theirs.write(event.SerializeToString())
+    theirs.close()
+    assert path.read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
 def test_tensorboard_gets_every_nth_row_and_the_last(tmp_path):

@@ -40,6 +40,7 @@ class Actor(NamedTuple):
     learner_devices: list[jax.Device]
     params: Channel[Params]
     rollouts: Channel[Collected]
+    first_update: int  # 0, or where a resumed run goes on
     progress: np.ndarray  # [1]: steps done, for whoever shows them
 
     def run(self) -> None:
@@ -47,7 +48,7 @@ class Actor(NamedTuple):
         tracker = EpisodeTracker(self.plan.envs_per_actor)
         obs = self.envs.reset()
         valid = np.ones(len(obs), np.bool_)  # the step is a transition, not a reset
-        for update in range(self.plan.updates):
+        for update in range(self.first_update, self.plan.updates):
             with timer("waiting"):
                 params = self.params.get()
             buffer = RolloutBuffer(self.plan, self.env)
@@ -72,6 +73,7 @@ class Actor(NamedTuple):
                 valid = ~(step.terminated | step.truncated)
                 self.progress[0] += 1
             buffer.write(self.plan.num_steps, obs=obs)
+            buffer.check_finite(self.env_id, update)
             with timer("handover"):
                 rollout = buffer.shard_over_envs(self.mesh, self.learner_devices)
             transitions = [buffer.rows(name) for name in DIGESTED]

@@ -113,6 +113,17 @@ class Learning:
 
 
 @dataclass(frozen=True)
+class Checkpoints:
+    checkpoint_minutes: float = 10
+    """between two checkpoints; there is one at the end, too, and when the run is stopped by a signal"""
+    keep_checkpoints: int = 3
+    """so many of the last ones are kept"""
+    resume: Annotated[str | None, tyro.conf.arg(metavar="{None}|RUN_DIR|auto")] = None
+    """go on with the run in this folder, with its arguments: only the layout, total steps, and what is logged
+    and kept can be given anew. auto: the newest unfinished run with the same arguments, or a new one"""
+
+
+@dataclass(frozen=True)
 class Results:
     save_model: bool = False
     """at the end, save the model as {exp_name}.cleanrl_model and evaluate it in 10 games"""
@@ -131,7 +142,7 @@ class Results:
 
 
 @dataclass(frozen=True)
-class RunArgs(Results, Learning, Network, Processes, Hardware, Environment, Experiment):
+class RunArgs(Results, Checkpoints, Learning, Network, Processes, Hardware, Environment, Experiment):
     """What the machinery reads. An algorithm's arguments add its own group to these."""
 
     @property
@@ -158,6 +169,16 @@ def parse_args(
     return dataclasses.replace(default, **given)
 
 
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def given_flags(argv: list[str]) -> set[str]:
+    """The names of those on a command line."""
+    names = {arg.split("=")[0][2:].replace("-", "_") for arg in argv if arg.startswith("--")}
+    return names | {name.removeprefix("no_") for name in names}
+
+
 def _has_own_flags(cls: type) -> bool:
     """Groups do; the sums of groups that inherit from them only change defaults."""
     return dataclasses.is_dataclass(cls) and not any(map(dataclasses.is_dataclass, cls.__bases__))
@@ -178,15 +199,15 @@ def check_ranges(args: RunArgs) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            flag = f"--{name.replace('_', '-')} {number}"
+            given = f"{flag(name)} {number}"
             if not math.isfinite(number):
-                raise UsageError(f"{flag} is not finite; give a number")
+                raise UsageError(f"{given} is not finite; give a number")
             if name in FRACTIONS and not 0 <= number <= 1:
-                raise UsageError(f"{flag} is out of range; give a number from 0 to 1")
+                raise UsageError(f"{given} is out of range; give a number from 0 to 1")
             if name in MAY_BE_ZERO and number < 0:
-                raise UsageError(f"{flag} is negative; give 0 or more")
+                raise UsageError(f"{given} is negative; give 0 or more")
             if name not in MAY_BE_ZERO | FRACTIONS and number <= 0:
-                raise UsageError(f"{flag} is too small; give a number above 0")
+                raise UsageError(f"{given} is too small; give a number above 0")
     if args.seed >= 2**32:
         raise UsageError(f"--seed {args.seed} is too large; give a number below 2^32 = {2**32}")
     if not args.hiddens:
@@ -200,11 +221,11 @@ def file_name(text: str) -> str:
     return re.sub(r"[^\w.+-]", "-", text)
 
 
-def check_divides(flag: str, value: int, by: int, into: str) -> None:
+def check_divides(name: str, value: int, by: int, into: str) -> None:
     """Reject `value` unless it is a multiple of `by`, naming the nearest that are."""
     if value % by:
         nearest = [n for n in (value // by * by, (value // by + 1) * by) if n > 0]
-        raise UsageError(f"{flag} {value} cannot be split {into}; try {' or '.join(map(str, nearest))}")
+        raise UsageError(f"{name} {value} cannot be split {into}; try {' or '.join(map(str, nearest))}")
 
 
 class BatchPlan(NamedTuple):

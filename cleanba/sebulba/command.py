@@ -1,12 +1,13 @@
 """What all commands share: how they end, and what they say when something optional is not installed."""
 
 import os
+import re
 import select
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import NoReturn
@@ -17,6 +18,7 @@ from rich.console import Console
 from cleanba.sebulba.args import UsageError
 
 ANOTHER_PROCESS = 3  # the exit code of a process that leaves because another one of its job did
+PREEMPTED = 75  # that of a training that was asked to end: start it again to go on (sysexits' EX_TEMPFAIL)
 
 
 class Ended(Exception):
@@ -27,42 +29,88 @@ class Ended(Exception):
         self.exit_code = exit_code
 
 
-class Terminated(KeyboardInterrupt):
-    """By SIGTERM, which is taken as Ctrl-C is."""
+# ------------------------------------------------------------------------------------------------ signals
 
 
-def _terminate(*_: object) -> None:
-    raise Terminated
+class Stopped(KeyboardInterrupt):
+    """By a signal, whose name is the message at first."""
+
+
+_came: list[str] = []  # the signals since the command began
+_gently: Callable[[str], None] | None = None
+
+
+def _on_signal(number: int, _: object) -> None:
+    name = signal.Signals(number).name
+    _came.append(name)
+    if len(_came) > 1:  # SLURM repeats itself; a person who does is in a hurry
+        if number == signal.SIGINT:
+            os.write(2, b"interrupted again: leaving at once\n")
+            os._exit(128 + number)
+    elif _gently:
+        _gently(name)
+    else:
+        raise Stopped(name)
 
 
 @contextmanager
-def command() -> Iterator[Console]:
-    """Leave with 2 for bad input, 130 for Ctrl-C, 143 for SIGTERM, 1 for any other failure."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminate)
+def stopping_gently(action: Callable[[str], None]) -> Iterator[list[str]]:
+    """A first signal in the body calls `action` with its name, and interrupts nothing. The list is of the
+    signals that came. The action must not print with `say`: it may have interrupted a print."""
+    global _gently
+    _gently = action
     try:
-        yield Console()
-    except UsageError as error:
-        say(f"error: {error}")
-        if jax.distributed.is_initialized():  # its normal exit waits for the other processes
-            leave_now(2)
-        sys.exit(2)
-    except SystemExit as leaving:  # rich's, when nobody reads any more
-        if jax.distributed.is_initialized():
-            leave_now(leaving.code if isinstance(leaving.code, int) else 1)
-        raise
-    except Ended as reason:
-        say(f"error: {reason}")
-        leave_now(reason.exit_code)
-    except KeyboardInterrupt as interrupt:
-        say(str(interrupt) or "interrupted")
-        terminated = isinstance(interrupt, Terminated) or isinstance(interrupt.__cause__, Terminated)
-        leave_now(143 if terminated else 130)
-    except Exception:
-        if _nobody_reads():  # as in `… --help | head`, which has seen enough
-            os._exit(1)
-        traceback.print_exc()
-        leave_now(1)
+        yield _came
+    finally:
+        _gently = None
+
+
+@contextmanager
+def _signals_handled(numbers: list[signal.Signals]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only it can
+        yield
+        return
+    _came.clear()
+    previous = {number: signal.signal(number, _on_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        _came.clear()
+
+
+# ----------------------------------------------------------------------------------------------- commands
+
+
+@contextmanager
+def command(*, resumable: bool = False) -> Iterator[Console]:
+    """Leave with 2 for bad input, 1 for any other failure; at SIGINT with 130, at SIGTERM with 143, but with
+    75 if the command is `resumable`, then also at SIGUSR1."""
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if resumable else [])]
+    with _signals_handled(numbers):
+        try:
+            yield Console()
+        except UsageError as error:
+            say(f"error: {error}")
+            if jax.distributed.is_initialized():  # its normal exit waits for the other processes
+                leave_now(2)
+            sys.exit(2)
+        except SystemExit as leaving:  # rich's, when nobody reads any more
+            if jax.distributed.is_initialized():
+                leave_now(leaving.code if isinstance(leaving.code, int) else 1)
+            raise
+        except Ended as reason:
+            say("\n".join([f"error: {reason}", *getattr(reason, "__notes__", [])]))
+            leave_now(reason.exit_code)
+        except KeyboardInterrupt as interrupt:
+            say(str(interrupt) or "interrupted")
+            leave_now(PREEMPTED if resumable else 143 if "SIGTERM" in _came else 130)
+        except Exception:
+            if _nobody_reads():  # as in `… --help | head`, which has seen enough
+                os._exit(1)
+            say(traceback.format_exc().rstrip())
+            leave_now(1)
 
 
 def _nobody_reads() -> bool:
@@ -74,8 +122,16 @@ def _nobody_reads() -> bool:
 
 def say(text: str) -> None:
     """Beside the output, in one write: other processes may write to the same terminal."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{without_secrets(text)}\n")
     sys.stderr.flush()
+
+
+def without_secrets(text: str) -> str:
+    """Libraries put what they were given into their error messages: tokens, or addresses with passwords."""
+    for name, value in os.environ.items():
+        if len(value) >= 8 and re.search("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", name.upper()):
+            text = text.replace(value, f"(the value of {name})")
+    return re.sub(r"(://)[^/\s:@]+:[^/\s@]+@", r"\1***@", text)
 
 
 def leave_now(code: int) -> NoReturn:

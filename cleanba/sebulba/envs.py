@@ -44,6 +44,9 @@ ATARI_PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+EVALUATION, RESUMED = 1, 2  # with a run's seed, other seeds: of other games
+
+
 class EnvSpec(NamedTuple):
     """What the environments of a run are."""
 
@@ -157,7 +160,8 @@ def describe(env_id: str, options: dict[str, Any]) -> EnvSpec:
 
 def env_seeds(seed: int | Sequence[int], env_ids: Sequence[int] | range) -> list[int]:
     """The seed of each environment from its global index: neighbours, so that no two are the same, from a
-    start that is far away for every run seed. 31 bits, EnvPool's range."""
+    start that is far away for every `seed`, of a run or one of its RESUMED parts or an EVALUATION of it. 31
+    bits, EnvPool's range."""
     start = int(np.random.SeedSequence(seed).generate_state(1)[0])
     return [(start + e) % 2**31 for e in env_ids]
 

@@ -11,14 +11,13 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from cleanba.sebulba.envs import Envs, Episode, EpisodeTracker, env_seeds, free_cores
+from cleanba.sebulba.envs import EVALUATION, Envs, Episode, EpisodeTracker, env_seeds, free_cores
 from cleanba.sebulba.model import Model, check_environment
 from cleanba.sebulba.networks import act
 from cleanba.sebulba.video import Film
 from cleanrl_utils.atari_scores import human_normalized
 
 MOST_AT_ONCE = 64  # environments
-EVALUATION = 1  # with the seed: other games than those of a training run with the same seed
 
 
 class Evaluation(NamedTuple):

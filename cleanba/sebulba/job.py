@@ -24,9 +24,9 @@ from typing import IO, Any, NamedTuple
 
 import jax
 
-from cleanba.sebulba.args import RunArgs, UsageError
+from cleanba.sebulba.args import RunArgs, UsageError, flag
 from cleanba.sebulba.channel import Channel, ChannelClosed
-from cleanba.sebulba.command import ANOTHER_PROCESS, Ended, first_line, leave_now, say
+from cleanba.sebulba.command import ANOTHER_PROCESS, PREEMPTED, Ended, first_line, leave_now, say
 
 Message = dict[str, Any]
 LEAVE_SECONDS = 3.0  # that a process has to hear who was lost, and to leave by itself then
@@ -92,10 +92,11 @@ def _slurm_address() -> str:
     return f"{host}:{(job + 97 * step) % 4096 + 61440}"
 
 
-def about_this_process(args: RunArgs, layout: str) -> Message:
+def about_this_process(args: RunArgs, place: Place) -> Message:
     """What must be the same in all processes."""
-    flags = {f"--{name.replace('_', '-')}": value for name, value in dataclasses.asdict(args).items()}
-    return json.loads(json.dumps(flags | {"layout": layout, "code": _code_digest(), "jax": jax.__version__}))
+    flags = {flag(name): value for name, value in dataclasses.asdict(args).items()}
+    here = {"processes": place.processes, "code": _code_digest(), "jax": jax.__version__}
+    return json.loads(json.dumps(flags | here))
 
 
 def job_tag() -> str:
@@ -174,6 +175,7 @@ class Job:
         self._losing = threading.Lock()
         self._lost = threading.Event()
         self._finished = False
+        self._told: Channel[Message] = Channel(1)
         self._listeners = [
             threading.Thread(target=self._listen, args=item, name=f"process-{item[0]}", daemon=True)
             for item in lines.items()
@@ -182,6 +184,14 @@ class Job:
             listener.start()
 
     # ---------------------------------------------------------------------------------- while all is well
+
+    def tell(self, message: Message) -> None:
+        """From process 0 to the others."""
+        self._send(told=message)
+
+    def hear(self) -> Message:
+        """What process 0 tells."""
+        return self._told.get()
 
     def report(self, report: Message) -> None:
         """To process 0, of one update."""
@@ -209,11 +219,11 @@ class Job:
         """What shall happen, in another thread, when a process is lost; this one leaves soon in any case."""
         self._on_loss = action
 
-    def fail(self, why: str) -> None:
-        """Tell the others why this process leaves. What they then say is no news to it."""
+    def fail(self, why: str, exit_code: int = ANOTHER_PROCESS) -> None:
+        """Tell the others why this process leaves, and how they shall. What they say then is no news."""
         if not self._finished:
             self._finished = True
-            self._send(failed=why)
+            self._send(failed=why, exit_code=exit_code)
 
     def reason_of(self, error: Exception) -> Exception:
         """A collective breaks when another process is gone: then that is the reason, and who it was."""
@@ -221,22 +231,23 @@ class Job:
             self._lost.wait(LEAVE_SECONDS)
         return self.loss or error
 
-    def lose(self, why: str, *, stuck: bool = False) -> None:
+    def lose(self, why: str, *, stuck: bool = False, exit_code: int = ANOTHER_PROCESS) -> None:
         """End the whole job. Whoever knows first says why; process 0 passes it on."""
         with self._losing:
             if self.loss or self._finished:
                 return
-            self.loss = Ended(why, 1 if stuck else ANOTHER_PROCESS)
+            self.loss = Ended(why, 1 if stuck else exit_code)
         if self.process > 0:  # it has no records to close; it says at once what JAX's runtime would not
             say(f"error: {why}")
         if stuck:
             say(where_threads_stand())
-        self._send(lost=why, stuck=stuck)
+        self._send(lost=why, stuck=stuck, exit_code=exit_code)
         threading.Thread(target=self._leave_later, daemon=True).start()
         if self.process == 0:
             for channel in self._reports.values():
                 channel.close(self.loss)
             self._on_loss(self.loss)
+        self._told.close(self.loss)
         self._lost.set()
 
     def straggler(self, progress: int) -> str:
@@ -257,10 +268,13 @@ class Job:
                         self._reports[process].put(report)
                 case {"ping": progress}:
                     self._pings[process] = (time.monotonic(), progress)
-                case {"failed": why}:
-                    self.lose(f"process {process} ({line.who}) failed: {why}")
-                case {"lost": why, "stuck": stuck}:
-                    self.lose(why, stuck=stuck)
+                case {"told": message}:
+                    with suppress(ChannelClosed):  # the job ends
+                        self._told.put(message)
+                case {"failed": why, "exit_code": code}:
+                    self.lose(f"process {process} ({line.who}) failed: {why}", exit_code=code)
+                case {"lost": why, "stuck": stuck, "exit_code": code}:
+                    self.lose(why, stuck=stuck, exit_code=code)
                 case {"bye": _}:
                     return
         self.lose(f"process {process} ({line.who}) was lost: its connection closed without a word")
@@ -296,16 +310,19 @@ def where_threads_stand() -> str:
 
 
 @contextmanager
-def joined(place: Place, args: RunArgs, layout: str) -> Iterator[Job]:
+def joined(place: Place, args: RunArgs) -> Iterator[Job]:
     """The job with all its processes. A failure in the body is told to the others."""
-    lines, runtime = meet(place, about_this_process(args, layout), args.join_seconds)
+    lines, runtime = meet(place, about_this_process(args, place), args.join_seconds)
     job = Job(place, lines)
     try:
         if lines:
             start_runtime(runtime, place, math.ceil(args.join_seconds))
         yield job
-    except (KeyboardInterrupt, SystemExit):
-        job.fail("it was interrupted")
+    except KeyboardInterrupt:
+        job.fail("it was stopped", PREEMPTED)
+        raise
+    except SystemExit:
+        job.fail("it has left")
         raise
     except Exception as error:
         reason = job.reason_of(error)

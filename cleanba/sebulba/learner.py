@@ -14,12 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.experimental import multihost_utils
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cleanba.sebulba.algorithm import Algorithm, Batch, Loss, Params, Slots
 from cleanba.sebulba.args import BatchPlan
-from cleanba.sebulba.rollout import OVER_ENVS, Rollout
+from cleanba.sebulba.files import tensor_names
+from cleanba.sebulba.rollout import OVER_ENVS, NotFinite, Rollout, put_on_learners
 from cleanba.sebulba.topology import LEARNERS
 
 REPLICATED = PartitionSpec()
@@ -28,6 +30,9 @@ MOST_IN_FLIGHT = 2  # gradient chunks: enough to keep the device busy, few enoug
 
 
 class LearnerState(NamedTuple):
+    """Its arrays are never written to or donated: actors share them, and whoever keeps the state of an update
+    can still save it when the next one is under way."""
+
     params: Params
     opt_state: Any
 
@@ -42,10 +47,27 @@ class ChunkSums(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What is logged of one optimizer step: sums over all learners."""
+    """What the host reads of one optimizer step: sums over all learners. They travel as one array."""
 
-    metrics: dict[str, Any]
-    rows: Any
+    metrics: dict[str, float]
+    rows: float
+    wishes: float  # how many learners are asked to stop
+    bad: list[float]  # of each tensor in Checked: 1 if it is not finite
+
+    @staticmethod
+    def unpack(told: np.ndarray, names: list[str]) -> "Totals":
+        """`names` are those of the metrics, sorted."""
+        metrics = dict(zip(names, told.tolist(), strict=False))
+        rows, wishes, *bad = told.tolist()[len(names) :]
+        return Totals(metrics, rows, wishes, bad)
+
+
+class Checked(NamedTuple):
+    """What must be finite in an optimizer step, in the order in which it goes bad."""
+
+    loss: dict[str, Any]
+    gradient: Params
+    params: Params
 
 
 def global_sum(x: Array) -> Array:
@@ -59,55 +81,79 @@ class Learner:
         self._mesh = mesh
         self._key = key  # of the minibatches
         self.chunks_done = 0  # gradient programs started, for whoever watches the progress
+        self.stop = False  # a wish, which travels with the gradients: all processes learn of it together
 
-        def program(function, in_specs, out_specs, donate=()):
-            sharded = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
-            return jax.jit(sharded, donate_argnums=donate)
+        def program(function, in_specs, out_specs):
+            return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
 
         same, cut, each = REPLICATED, OVER_ENVS, PER_LEARNER
         self._prepare = program(self._prepare_batch, (same, cut), cut)
         self._plan_epoch = program(self._draw_minibatches, (cut, each, same, same), (each, same))
         self._differentiate = program(self._chunk_sums, (same, cut, each, same, same), each)
         self._add = jax.jit(partial(jax.tree.map, jnp.add))
-        self._step = program(self._optimizer_step, (same, each, same), (same, same), donate=(0,))
+        self._step = program(self._optimizer_step, (same, each, each, same), (same, same))
 
     # ------------------------------------------------------------------------------ on the host, in order
 
     def init(self, key: Array) -> LearnerState:
         """The same in every process, from the same key: nothing is communicated."""
-        params = jax.jit(self._algorithm.init)(key)
-        state = LearnerState(params, self._algorithm.optimizer.init(params))
+        return self.place(jax.jit(partial(first_state, self._algorithm))(key))
+
+    def place(self, state: LearnerState) -> LearnerState:
+        """On all learners, from a state that every process has."""
         return jax.tree.map(partial(replicate, mesh=self._mesh), state)
 
     def update(
         self, state: LearnerState, rollouts: list[Rollout], env_id: Array, update: int
-    ) -> tuple[LearnerState, dict[str, float]]:
+    ) -> tuple[LearnerState, dict[str, float], bool]:
         """One update from one rollout of each actor; `env_id` [N] names the environments of the batch's
-        columns. Metrics are averages over the update's optimizer steps. State and rollouts are used up."""
+        columns. Metrics are averages over the update's optimizer steps. The last is whether to stop after
+        this update, the same in all processes. The rollouts are used up."""
+        stop = self.stop
+        wish = self._wish(stop)
         batch = self._prepare(state.params, tuple(rollouts))
         for array in jax.tree.leaves(rollouts):
             array.delete()  # the batch has its own copy
         learning_rate = np.float32(self._algorithm.learning_rate(update))
-        totals: list[Totals] = []
+        steps: list[Array] = []
         in_flight: deque[Array] = deque()
         for epoch in range(self._algorithm.epochs):
             slots, statistics = self._plan_epoch(batch, env_id, np.int32(update), np.int32(epoch))
             for minibatch in range(self._plan.num_minibatches):
                 inputs = (state.params, batch, slots, statistics)
                 sums = self._minibatch_sums(*inputs, minibatch, in_flight)
-                state, total = self._step(state, sums, learning_rate)
-                totals.append(total)
-            if self._should_stop(totals[-self._plan.num_minibatches :]):
+                if self.stop and not stop:
+                    stop, wish = True, self._wish(True)
+                state, told = self._step(state, sums, wish, learning_rate)
+                steps.append(told)
+            names = sorted(sums.metrics)
+            if self._should_stop(steps[-self._plan.num_minibatches :], names):
                 break
         jax.block_until_ready(state)
-        means = [_per_row(total) for total in jax.device_get(totals)]
-        return state, {name: float(np.mean([step[name] for step in means])) for name in means[0]}
+        totals = _read(steps, names)
+        self._check_finite(state, totals, update)
+        means = [_per_row(total) for total in totals]
+        losses = {name: float(np.mean([step[name] for step in means])) for name in names}
+        return state, losses, totals[-1].wishes > 0
 
-    def _should_stop(self, epoch: list[Totals]) -> bool:
+    def _wish(self, stop: bool) -> Array:
+        each = np.full((self._plan.learners, 1), stop, np.float32)
+        return put_on_learners(each, PER_LEARNER, self._mesh, list(self._mesh.local_devices))
+
+    def _check_finite(self, state: LearnerState, totals: list[Totals], update: int) -> None:
+        for step, total in enumerate(totals):
+            if any(total.bad):
+                names = tensor_names(Checked(total.metrics, state.params, state.params))
+                name = names[total.bad.index(1)]
+                raise NotFinite(
+                    f"{name} is not finite in update {update + 1}, optimizer step {step + 1} of {len(totals)}"
+                )
+
+    def _should_stop(self, epoch: list[Array], names: list[str]) -> bool:
         """All processes decide from the same reduced numbers."""
         if self._algorithm.stop_early is None:
             return False
-        total = jax.tree.map(lambda *steps: sum(steps), *jax.device_get(epoch))
+        total = jax.tree.map(lambda *steps: sum(steps), *_read(epoch, names))
         return self._algorithm.stop_early(_per_row(total))
 
     def _minibatch_sums(self, params, batch, slots, statistics, minibatch, in_flight) -> ChunkSums:
@@ -154,17 +200,26 @@ class Learner:
         return jax.tree.map(lambda x: x[None], sums)
 
     def _optimizer_step(
-        self, state: LearnerState, sums: ChunkSums, learning_rate: Array
-    ) -> tuple[LearnerState, Totals]:
-        flat, unflatten = ravel_pytree(jax.tree.map(lambda x: x[0], sums))
-        sums = unflatten(global_sum(flat))  # one collective: between processes each has its latency
+        self, state: LearnerState, sums: ChunkSums, wish: Array, learning_rate: Array
+    ) -> tuple[LearnerState, Array]:
+        """The state after it, and the Totals, packed."""
+        flat, unflatten = ravel_pytree((jax.tree.map(lambda x: x[0], sums), wish[0]))
+        sums, wishes = unflatten(global_sum(flat))  # one collective: between processes each has its latency
         gradient = sums.gradient
         if sums.denominator is not None:
             denominator = jnp.maximum(sums.denominator, 1)  # 0 for reset rows only: so is the gradient
             gradient = jax.tree.map(lambda g: g / denominator, gradient)
         direction, opt_state = self._algorithm.optimizer.update(gradient, state.opt_state, state.params)
         params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
-        return LearnerState(params, opt_state), Totals(sums.metrics, sums.rows)
+        checked = jax.tree.leaves(Checked(sums.metrics, gradient, params))
+        bad = [~jnp.all(jnp.isfinite(x)) for x in checked]
+        told = jnp.stack([*jax.tree.leaves(sums.metrics), sums.rows, wishes, *bad])
+        return LearnerState(params, opt_state), told
+
+
+def first_state(algorithm: Algorithm, key: Array) -> LearnerState:
+    params = algorithm.init(key)
+    return LearnerState(params, algorithm.optimizer.init(params))
 
 
 def replicate(x: Array, mesh: Mesh) -> Array:
@@ -174,15 +229,30 @@ def replicate(x: Array, mesh: Mesh) -> Array:
     return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
 
 
-def copy_to(params: Params, device: jax.Device) -> Params:
-    """A copy of replicated params on one device of this process, never the same buffers: the learner's are
-    used up by the next optimizer step."""
-    return jax.tree.map(lambda x: jax.device_put(x.addressable_data(0), device, may_alias=False), params)
+def on_device(params: Params, device: jax.Device) -> Params:
+    """Replicated params on one device of this process."""
+    return jax.tree.map(lambda x: jax.device_put(x.addressable_data(0), device), params)
+
+
+def on_host(tree: Any) -> Any:
+    """Replicated arrays as numpy's."""
+    return jax.device_get(jax.tree.map(lambda x: x.addressable_data(0), tree))
+
+
+def from_process_0(tree: Any) -> Any:
+    """Arrays of process 0 on the host of every process, bit for bit; the others give arrays like them."""
+    as_bits = jax.tree.map(lambda x: np.ascontiguousarray(x).view(np.uint32), tree)  # -0.0 + 0.0 is 0.0
+    bits = multihost_utils.broadcast_one_to_all(as_bits)
+    return jax.tree.map(lambda x, b: b.view(x.dtype).reshape(x.shape), tree, bits)
 
 
 def _take(batch: Batch, slots: Slots) -> Batch:
     return jax.tree.map(lambda x: x[slots.t, slots.env], batch)
 
 
+def _read(steps: list[Array], names: list[str]) -> list[Totals]:
+    return [Totals.unpack(told, names) for told in jax.device_get(steps)]
+
+
 def _per_row(total: Totals) -> dict[str, float]:
-    return {name: float(value) / max(float(total.rows), 1.0) for name, value in total.metrics.items()}
+    return {name: value / max(total.rows, 1.0) for name, value in total.metrics.items()}

@@ -3,19 +3,25 @@
 import hashlib
 import json
 import math
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import numpy as np
-import tensorboardX
+from tensorboardX import summary
+from tensorboardX.crc32c import crc32c
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
 
 from cleanba.sebulba.args import UsageError
 from cleanba.sebulba.command import first_line, say
+from cleanba.sebulba.files import PatientFile
 
 Row = dict[str, Any]  # one per update
 RECENT_GAMES = 100  # reported returns and lengths are means over this many finished games
@@ -80,18 +86,56 @@ class Writer(Protocol):
 
 
 class JsonLines:
-    """metrics.jsonl: every row, flushed, so that a run that dies leaves all of them."""
+    """metrics.jsonl: every row as soon as it is there, so that a run that dies leaves all of them. Whoever
+    has it open has the run: a second process is refused."""
 
-    def __init__(self, path: Path):
-        self._file = path.open("a")
+    def __init__(self, run_dir: Path):
+        path = run_dir / "metrics.jsonl"
+        try:
+            self._file = PatientFile(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written ({error.strerror})") from error
+        if not self._file.lock():
+            raise InUse(f"{run_dir} is in use: another process is training there")
+        self._path = path
+
+    def cut_after(self, update: int) -> int:
+        """Only the rows up to that update stay. Returns the last step of which there was a row."""
+        size, last_step, keep = 0, 0, True
+        with self._path.open("rb") as rows:
+            for line in rows:
+                row = _whole_row(line)
+                if row is None:
+                    break
+                last_step = max(last_step, row.get("global_step", 0))
+                keep = keep and row.get("update", update + 1) <= update
+                size += len(line) if keep else 0
+        self._file.cut(size)
+        return last_step
 
     def write(self, row: Row) -> None:
         finite = {name: value if is_finite(value) else None for name, value in row.items()}  # JSON has no NaN
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
-        self._file.flush()
+        self._file.append(json.dumps(finite, allow_nan=False).encode() + b"\n")
+
+    def sync(self) -> bool:
+        """Whether every row is on the disk."""
+        return self._file.sync()
 
     def close(self) -> None:
         self._file.close()
+
+
+class InUse(UsageError):
+    """Another process has the run."""
+
+
+def _whole_row(line: bytes) -> Row | None:
+    """None for one that was cut off."""
+    with suppress(ValueError):
+        row = json.loads(line)
+        if line.endswith(b"\n") and isinstance(row, dict):
+            return row
+    return None
 
 
 def is_finite(value: Any) -> bool:
@@ -99,27 +143,55 @@ def is_finite(value: Any) -> bool:
 
 
 class TensorBoard:
-    """Every `frequency`-th row, under CleanRL's names."""
+    """Every `frequency`-th row, under CleanRL's names, as one record per row. (tensorboardX's own writer has
+    a thread that a full disk kills, whereupon the run would wait for it forever.)"""
 
-    def __init__(self, folder: Path, frequency: int, updates: int, hyperparameters: Mapping[str, Any]):
-        self._writer = tensorboardX.SummaryWriter(str(folder))
+    def __init__(
+        self,
+        folder: Path,
+        frequency: int,
+        updates: int,
+        hyperparameters: Mapping[str, Any],
+        *,
+        resumed_at: int | None = None,
+    ):
+        """`resumed_at` is a step: what earlier files have beyond it does not count."""
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+        self._file = PatientFile(folder / name)
         self._frequency = frequency
         self._updates = updates
+        self._write(file_version="brain.Event:2")
+        if resumed_at is not None:
+            purge = SessionLog(status=SessionLog.START)
+            self._write(step=resumed_at + 1, session_log=purge)
         table = "\n".join(f"|{name}|{value}|" for name, value in hyperparameters.items())
-        self._writer.add_text("hyperparameters", f"|param|value|\n|-|-|\n{table}")
+        self._write(summary=summary.text("hyperparameters", f"|param|value|\n|-|-|\n{table}"))
 
     def write(self, row: Row) -> None:
         if is_logged(row, self._frequency, self._updates):
-            for name, value in charts(row).items():
-                self._writer.add_scalar(name, value, row["global_step"])
+            values = [summary.scalar(name, value).value[0] for name, value in charts(row).items()]
+            self._write(step=row["global_step"], summary=Summary(value=values))
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
+
+    def _write(self, **event: Any) -> None:
+        """A record: length, checksum of the length, data, checksum of the data."""
+        data = Event(wall_time=time.time(), **event).SerializeToString()
+        length = struct.pack("<Q", len(data))
+        self._file.append(length + _checksum(length) + data + _checksum(data))
+
+
+def _checksum(data: bytes) -> bytes:
+    crc = crc32c(data)
+    return struct.pack(
+        "<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    )  # "masked", as TFRecord has it
 
 
 class WeightsAndBiases:
     """The rows that TensorBoard gets. When the service fails the run goes on, and everything is kept in the
-    run's folder."""
+    run's folder. A resumed run has the `run_id` it had; what was sent already is not sent again."""
 
     START_SECONDS, END_SECONDS, HURRY_SECONDS = 30, 60, 0.5  # how long the service is waited for
 
@@ -132,7 +204,10 @@ class WeightsAndBiases:
         project: str,
         entity: str | None,
         config: dict[str, Any],
+        run_id: str | None = None,
+        logged_until: int = 0,
     ):
+        """`logged_until` is the last step that the run has logged before."""
         import wandb  # an extra
 
         self._wandb: Any = wandb
@@ -145,6 +220,8 @@ class WeightsAndBiases:
             name=folder.name,
             dir=str(folder),
             config=config,
+            id=run_id,
+            resume="allow" if run_id else None,
             reinit="finish_previous",
             settings=dict(silent=True, console="off", init_timeout=self.START_SECONDS),
         )
@@ -153,6 +230,12 @@ class WeightsAndBiases:
         except Exception as error:
             self._say(f"cannot be reached ({first_line(error)})")
             self._run = wandb.init(**options, mode="offline")
+        # The service knows what it has. Offline, all that was logged is in the files of the earlier parts.
+        self._sent = logged_until if self._run.offline else self._run.starting_step - 1
+
+    @property
+    def run_id(self) -> str:
+        return self._run.id
 
     @property
     def where(self) -> str:
@@ -164,6 +247,8 @@ class WeightsAndBiases:
 
     def write(self, row: Row) -> None:
         if self._run is None or not is_logged(row, self._frequency, self._updates):
+            return
+        if row["global_step"] <= self._sent and "update" in row:
             return
         step = row["global_step"] if "update" in row else None  # the evaluation takes the next one
         try:

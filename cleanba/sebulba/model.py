@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from safetensors.numpy import save
 from cleanba.sebulba.algorithm import Params
 from cleanba.sebulba.args import RunArgs, UsageError
 from cleanba.sebulba.envs import ATARI_PRESETS, EnvSpec, describe
+from cleanba.sebulba.files import named_tensors, tensor_names, write_whole
 from cleanba.sebulba.networks import Policy, make_policy
 
 FORMAT = 1  # of the file; raised when older code could not read what newer code writes
@@ -32,7 +32,6 @@ class Model(NamedTuple):
 
 
 def save_model(path: Path, model: Model) -> None:
-    """All at once: a reader never sees half a file."""
     env = model.env._asdict() | {"obs_dtype": model.env.obs_dtype.name}
     metadata = {
         "format": str(FORMAT),
@@ -40,10 +39,7 @@ def save_model(path: Path, model: Model) -> None:
         "env": json.dumps(env),
         "steps": str(model.steps),
     }
-    leaves = jax.tree_util.tree_leaves_with_path(model.params)
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_bytes(save({_name(p): np.ascontiguousarray(leaf) for p, leaf in leaves}, metadata))
-    os.replace(unfinished, path)
+    write_whole(path, save(named_tensors(model.params), metadata))
 
 
 def load_model(path: Path) -> Model:
@@ -74,8 +70,8 @@ def _read(path: Path, file: Any) -> Model:
         steps = int(metadata["steps"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path} has a header that is damaged ({error!r})") from error
-    leaves, tree = jax.tree_util.tree_flatten_with_path(template)
-    expected = {_name(p): leaf.shape for p, leaf in leaves}
+    leaves, tree = jax.tree.flatten(template)
+    expected = dict(zip(tensor_names(template), (leaf.shape for leaf in leaves), strict=True))
     found = {name: _shape(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
     if found != expected:
         odd = sorted(name for name in expected | found if expected.get(name) != found.get(name))[0]
@@ -83,7 +79,7 @@ def _read(path: Path, file: Any) -> Model:
             f"{path} does not hold the params of its own arguments: {odd} should be "
             f"{expected.get(odd, 'absent')}, is {found.get(odd, 'absent')}"
         )
-    params = jax.tree_util.tree_unflatten(tree, [file.get_tensor(name) for name in expected])
+    params = jax.tree.unflatten(tree, [file.get_tensor(name) for name in expected])
     return Model(args, env, steps, params)
 
 
@@ -105,10 +101,6 @@ def check_environment(model: Model) -> None:
 def _in_words(env: EnvSpec) -> str:
     shape = "x".join(map(str, env.obs_shape))
     return f"{env.env_id} with {env.num_actions} actions and {shape} {env.obs_dtype.name} observations"
-
-
-def _name(path: Any) -> str:
-    return "/".join(entry.key for entry in path)
 
 
 def _shape(tensor: Any) -> tuple[int, ...] | str:

@@ -11,19 +11,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from cleanba.sebulba.actor import Collected
-from cleanba.sebulba.algorithm import Params
 from cleanba.sebulba.args import BatchPlan, RunArgs, UsageError, file_name
+from cleanba.sebulba.checkpoint import Checkpoint
 from cleanba.sebulba.envs import EnvSpec, Episode
 from cleanba.sebulba.evaluate import Evaluation
+from cleanba.sebulba.files import write_whole
+from cleanba.sebulba.learner import LearnerState, on_host
 from cleanba.sebulba.metrics import RECENT_GAMES, Row, data_digest, joint_digest, params_digest
 from cleanba.sebulba.model import Model
 from cleanba.sebulba.networks import resolve_network
 from cleanba.sebulba.terminal import clock
 from cleanba.sebulba.topology import Topology
+
+FINISHED = "finished.json"  # in the folder of a run that has come to its end, with all that was asked for
 
 
 class Outcome(NamedTuple):
@@ -38,7 +41,7 @@ class Learned(NamedTuple):
     """What the learner tells the main thread about one update."""
 
     update: int  # from 0
-    params: Params  # a copy
+    state: LearnerState  # after it
     collected: list[Collected]  # their rollouts are used up
     losses: dict[str, float]
     seconds: dict[str, float]  # where the time went
@@ -60,21 +63,25 @@ class Report(NamedTuple):
             update=news.update,
             games=[game for c in news.collected for game in c.episodes],
             actor_seconds=[c.seconds for c in news.collected],
-            params_digest=params_digest(jax.device_get(news.params)),
+            params_digest=params_digest(on_host(news.state.params)),
             data_digest=data_digest((c.env_id, c.transitions) for c in news.collected),
         )
 
 
 class Rows:
-    """Makes the row of each update. Steps per second leave the first update, with its compilation, out."""
+    """Makes the row of each update. Steps per second leave the first update, with its compilation, out; of a
+    resumed run they are of this part. Its seconds and games go on from where it was, in `resumed`."""
 
-    def __init__(self, plan: BatchPlan, learning_rate: Callable[[int], float]):
+    def __init__(
+        self, plan: BatchPlan, learning_rate: Callable[[int], float], resumed: Checkpoint | None = None
+    ):
         self._plan = plan
         self._learning_rate = learning_rate
-        self._started = self._previous = time.perf_counter()
-        self._first: float | None = None
-        self._recent: list[Episode] = []
-        self._games = 0
+        self._previous = time.perf_counter()
+        self._started = self._previous - (resumed.row["seconds"] if resumed else 0)
+        self._first: tuple[int, float] | None = None  # update, and when it was finished
+        self.recent: list[Episode] = resumed.recent if resumed else []
+        self._games = resumed.row["stats/games"] if resumed else 0
 
     def make(self, news: Learned, reports: list[Report]) -> Row:
         """`reports` has one of each process, in order."""
@@ -90,16 +97,16 @@ class Rows:
             "charts/SPS_update": batch / seconds,
         }
         if self._first is None:
-            self._first = news.finished
+            self._first = (news.update, news.finished)
         else:
-            row["charts/SPS"] = news.update * batch / (news.finished - self._first)
+            row["charts/SPS"] = (news.update - self._first[0]) * batch / (news.finished - self._first[1])
         finished = [Episode(*game) for report in reports for game in report.games]
         most = max(RECENT_GAMES, len(finished))  # of many processes that end many games, all of them
-        self._recent = [*self._recent, *finished][-most:]
+        self.recent = [*self.recent, *finished][-most:]
         self._games += len(finished)
-        if self._recent:
-            row["charts/avg_episodic_return"] = float(np.mean([g.episodic_return for g in self._recent]))
-            row["charts/avg_episodic_length"] = float(np.mean([g.length for g in self._recent]))
+        if self.recent:
+            row["charts/avg_episodic_return"] = float(np.mean([g.episodic_return for g in self.recent]))
+            row["charts/avg_episodic_length"] = float(np.mean([g.length for g in self.recent]))
         row |= {f"losses/{name}": value for name, value in news.losses.items()}
         row["stats/games"] = self._games
         row["stats/update_seconds"] = seconds
@@ -121,10 +128,15 @@ def check_agreement(reports: list[Report]) -> None:
             )
 
 
+def run_name(args: RunArgs) -> str:
+    """Of its folder, which has the time behind it."""
+    return file_name(f"{args.env_id}__{args.exp_name}__{args.seed}")
+
+
 def make_run_dir(args: RunArgs) -> Path:
     now = int(time.time())
     for second in range(now, now + 60):  # runs that start in the same second take the next free one
-        name = file_name(f"{args.env_id}__{args.exp_name}__{args.seed}__{second}")
+        name = f"{run_name(args)}__{second}"
         run_dir = Path(args.runs_dir) / name
         try:
             run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -139,17 +151,36 @@ def make_run_dir(args: RunArgs) -> Path:
     raise UsageError(f"--runs-dir {args.runs_dir} already holds sixty runs that started just now; wait")
 
 
+def is_finished(run_dir: Path) -> bool:
+    return (run_dir / FINISHED).exists()
+
+
+def mark_finished(outcome: Outcome) -> None:
+    row = {name: outcome.last_row[name] for name in ("global_step", "seconds")}
+    write_whole(outcome.run_dir / FINISHED, json.dumps(row).encode() + b"\n")
+
+
+def mark_unfinished(run_dir: Path) -> None:
+    (run_dir / FINISHED).unlink(missing_ok=True)
+
+
 def write_args(
-    run_dir: Path, args: RunArgs, topology: Topology, plan: BatchPlan, env: EnvSpec
+    run_dir: Path,
+    args: RunArgs,
+    topology: Topology,
+    plan: BatchPlan,
+    env: EnvSpec,
+    *,
+    update: int = 0,
+    before: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """args.json: the flags, what was resolved from them, and what runs where."""
-    record = {
-        "args": vars(args),
-        "code": code_version(),
+    """args.json: the flags, what was resolved from them, and what runs where. A run that goes on after an
+    `update` has another part, behind those of the record it had `before`."""
+    part = {
+        "from_update": update,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "layout": str(topology),
-        "plan": plan._asdict(),
-        "network": resolve_network(args, env),
-        "env_options": env.options,
+        "code": code_version(),
         "machine": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "envpool")},
@@ -158,7 +189,18 @@ def write_args(
             "cores": len(os.sched_getaffinity(0)),
         },
     }
-    (run_dir / "args.json").write_text(json.dumps(record, indent=2) + "\n")
+    record = {
+        "args": vars(args),
+        "plan": plan._asdict(),
+        "network": resolve_network(args, env),
+        "env_options": env.options,
+        **{name: part[name] for name in ("layout", "code", "machine")},
+        "parts": [*(before or {}).get("parts", []), part],
+    }
+    try:
+        write_whole(run_dir / "args.json", json.dumps(record, indent=2).encode() + b"\n")
+    except OSError as error:
+        raise UsageError(f"{run_dir} cannot be written ({error.strerror})") from error
     return record
 
 

@@ -26,6 +26,10 @@ class Rollout(NamedTuple):
     valid: Any  #      bool [T, N], False on a reset row: not a transition
 
 
+class NotFinite(FloatingPointError):
+    """A number is infinite or not a number. One line that names the first tensor that went bad."""
+
+
 class RolloutBuffer:
     """One rollout on the host. Its arrays are [learners, T, N / learners, ...], so that the slice of each
     learner is contiguous and travels without another copy. A buffer is never written again: on CPUs the
@@ -57,6 +61,15 @@ class RolloutBuffer:
         """[T, N, ...] of one array."""
         array = np.moveaxis(getattr(self._arrays, name), 0, 1)
         return array.reshape(array.shape[0], -1, *array.shape[3:])
+
+    def check_finite(self, env_id: np.ndarray, update: int) -> None:
+        """A number that is not would spread to all params. `env_id` [N] are global indices."""
+        for name in ("obs", "value", "logprob", "reward"):  # in the order in which they come to be
+            rows = self.rows(name)
+            if rows.dtype.kind == "f" and not np.isfinite(rows).all():
+                t, column = np.argwhere(~np.isfinite(rows))[0][:2]
+                where = f"at step {t} of environment {env_id[column]}"
+                raise NotFinite(f"{name} is not finite in update {update + 1}, {where}")
 
     def shard_over_envs(self, mesh: Mesh, local_devices: list[jax.Device]) -> Rollout:
         """Each local learner gets its slice; together with other processes' they are one global array. No

@@ -1,10 +1,12 @@
 """Where everything meets: threads, channels, the loop, and what the command does with the outcome."""
 
 import faulthandler
+import os
+import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Set
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -16,14 +18,24 @@ from rich.console import Console
 
 from cleanba.sebulba.actor import Actor, Collected
 from cleanba.sebulba.algorithm import Algorithm, Params
-from cleanba.sebulba.args import BatchPlan, RunArgs, parse_args
+from cleanba.sebulba.args import BatchPlan, RunArgs, given_flags, parse_args
 from cleanba.sebulba.channel import Channel, ChannelClosed
-from cleanba.sebulba.command import Ended, command, say
-from cleanba.sebulba.envs import Envs, EnvSpec, env_seeds, env_spec, env_threads
+from cleanba.sebulba.checkpoint import Checkpoints, Saved
+from cleanba.sebulba.command import Ended, Stopped, command, first_line, stopping_gently
+from cleanba.sebulba.envs import RESUMED, Envs, EnvSpec, env_seeds, env_spec, env_threads
 from cleanba.sebulba.finish import check_wishes, finish, keep_model, share, surviving
-from cleanba.sebulba.job import Job, find_place, joined
-from cleanba.sebulba.learner import PER_LEARNER, Learner, copy_to
-from cleanba.sebulba.metrics import JsonLines, Row, TensorBoard, Timer, WeightsAndBiases, Writer
+from cleanba.sebulba.job import Job, Place, find_place, joined
+from cleanba.sebulba.learner import (
+    PER_LEARNER,
+    Learner,
+    LearnerState,
+    first_state,
+    from_process_0,
+    on_device,
+    on_host,
+)
+from cleanba.sebulba.logbook import Done, Logbook
+from cleanba.sebulba.metrics import JsonLines, TensorBoard, Timer, WeightsAndBiases, Writer
 from cleanba.sebulba.model import Model
 from cleanba.sebulba.records import (
     Learned,
@@ -32,9 +44,12 @@ from cleanba.sebulba.records import (
     Rows,
     draw_curve,
     make_run_dir,
+    mark_finished,
+    mark_unfinished,
     summary,
     write_args,
 )
+from cleanba.sebulba.resume import AUTO, Beginning, choose_beginning
 from cleanba.sebulba.rollout import env_ids_of_actors, env_ids_of_columns, put_on_learners
 from cleanba.sebulba.terminal import Terminal
 from cleanba.sebulba.topology import Topology
@@ -42,12 +57,6 @@ from cleanba.sebulba.topology import Topology
 MakeAlgorithm = Callable[[Any, EnvSpec, BatchPlan], Algorithm]
 SILENT = Console(quiet=True, force_terminal=False)
 JOIN_SECONDS = 1.0  # for all threads to notice the end; a command does not wait longer for them
-
-
-class Interrupted(KeyboardInterrupt):
-    def __init__(self, run_dir: Path, model: Path | None):
-        kept = f", with the model {model.name}" if model else ""
-        super().__init__(f"interrupted; everything logged so far is in {run_dir}{kept}")
 
 
 # ------------------------------------------------------------------------------------------------ threads
@@ -83,6 +92,8 @@ class LearnerLoop(NamedTuple):
 
     learner: Learner
     init_key: Array
+    resumed: LearnerState | None  # to go on from
+    first_update: int
     env_id: Array  # i32 [N], of the batch's columns
     plan: BatchPlan
     lag: int
@@ -91,27 +102,28 @@ class LearnerLoop(NamedTuple):
 
     def run(self) -> None:
         timer = Timer()
-        state = self.learner.init(self.init_key)
+        state = self.resumed or self.learner.init(self.init_key)
         for _ in range(1 + self.lag):
             self.publish(state.params)
-        for update in range(self.plan.updates):
+        for update in range(self.first_update, self.plan.updates):
             with timer("waiting"):
                 collected = [channel.get() for channel in self.wires.rollouts]
             self.wires.learned.check_open()  # rollouts that came before a failure are not worth an update
             with timer("learning"):
                 rollouts = [c.rollout for c in collected]
-                state, losses = self.learner.update(state, rollouts, self.env_id, update)
+                state, losses, stop = self.learner.update(state, rollouts, self.env_id, update)
             with timer("publishing"):
-                copy = self.publish(state.params)
+                self.publish(state.params)
             seconds = timer.take()
-            self.wires.learned.put(Learned(update, copy, collected, losses, seconds, time.perf_counter()))
+            self.wires.learned.put(Learned(update, state, collected, losses, seconds, time.perf_counter()))
+            if stop:
+                break
         self.wires.learned.close()
 
-    def publish(self, params: Params) -> Params:
-        copies = {device: copy_to(params, device) for device in self.actor_devices}
+    def publish(self, params: Params) -> None:
+        placed = {device: on_device(params, device) for device in self.actor_devices}
         for channel, device in zip(self.wires.params, self.actor_devices, strict=True):
-            channel.put(copies[device])
-        return copies[self.actor_devices[0]]
+            channel.put(placed[device])
 
 
 class Crew(NamedTuple):
@@ -122,12 +134,29 @@ class Crew(NamedTuple):
     actors: list[Actor]
     progress: np.ndarray  # steps that each actor has done
     stuck_seconds: float
+    key: Array  # the data of the run's key
     threads: list[threading.Thread]  # that have been started
 
     def start(self, job: Job) -> None:
         work: dict[str, Callable[[], None]] = {"learner": self.loop.run, "watch": partial(self.watch, job)}
         work |= {f"actor-{index}": actor.run for index, actor in enumerate(self.actors)}
         self.threads.extend(start_thread(name, run, self.wires) for name, run in work.items())
+
+    def stop(self, job: Job, signal_name: str) -> None:
+        """Called by a signal's handler. One process stops at once, after the last completed update; several
+        stop after the same one. Another thread closes the channel: a handler interrupts the main thread
+        anywhere, also where it would miss the news."""
+        if job.processes == 1:
+            close = partial(self.wires.learned.close, Stopped(signal_name))
+            threading.Thread(target=close, daemon=True).start()
+            return
+        self.loop.learner.stop = True
+        waiting = f"waiting for all {job.processes} processes to complete the update under way"
+        os.write(2, f"{signal_name}: {waiting}; Ctrl-C now leaves at once\n".encode())
+
+    def steps(self, plan: BatchPlan) -> int:
+        """Of all environments, as far as this process can know."""
+        return int(self.progress.mean() * plan.num_envs)
 
     def watch(self, job: Job) -> None:
         """End the job when nothing moves here for too long."""
@@ -180,18 +209,31 @@ class Setup(NamedTuple):
     plan: BatchPlan
     env: EnvSpec
     algorithm: Algorithm
+    beginning: Beginning
 
 
-def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console = SILENT) -> Outcome | None:
+def train(
+    args: RunArgs,
+    make_algorithm: MakeAlgorithm,
+    console: Console = SILENT,
+    *,
+    given: Set[str] | None = None,
+) -> Outcome | None:
     """Train to the end. The calling thread writes and shows what the others do, so it can always be
     interrupted; an exception in any of them is raised here. Of a job's processes only the first leaves
-    records; the others return None."""
+    records; the others return None. `given` are the flags that a resumed run shall have anew; None: all."""
     place = find_place(args)
-    topology = Topology(args.actor_device_ids, args.learner_device_ids, place.processes).check_ids()
-    plan = BatchPlan.create(args, topology)
-    env = env_spec(args)
-    with joined(place, args, str(topology)) as job, ExitStack() as cleanup:
-        setup = Setup(args, topology, plan, env, make_algorithm(args, env, plan))
+    if args.resume in (None, AUTO):
+        lay_out(args, place)  # bad input is refused before other processes are waited for
+    with joined(place, args) as job, ExitStack() as cleanup:
+        if job.process == 0:
+            beginning = choose_beginning(args, given, job.processes)
+            job.tell(beginning.to_others())
+        else:
+            beginning = Beginning.from_process_0(job.hear(), args)
+        args = beginning.args
+        topology, plan, env = lay_out(args, place)
+        setup = Setup(args, topology, plan, env, make_algorithm(args, env, plan), beginning)
         topology.check_devices_exist()
         if job.process > 0:
             console.print(f"process {job.process} of {job.processes} has joined; process 0 keeps the records")
@@ -200,18 +242,26 @@ def train(args: RunArgs, make_algorithm: MakeAlgorithm, console: Console = SILEN
         return lead(setup, job, cleanup, console)
 
 
+def lay_out(args: RunArgs, place: Place) -> tuple[Topology, BatchPlan, EnvSpec]:
+    topology = Topology(args.actor_device_ids, args.learner_device_ids, place.processes).check_ids()
+    return topology, BatchPlan.create(args, topology), env_spec(args)
+
+
 def make_crew(setup: Setup, job: Job, cleanup: ExitStack) -> Crew:
-    args, topology, plan, env, algorithm = setup
+    args, topology, plan, env, algorithm, beginning = setup
     lag = 1 if args.concurrency else 0
     wires = Wires.create(plan.actors, lag)
-    progress = np.zeros(plan.actors, np.int64)
-    init_key, act_key, minibatch_key = jax.random.split(jax.random.key(args.seed), 3)
+    progress = np.full(plan.actors, beginning.update * plan.num_steps)
+    saved = restore(setup) if beginning.resumes else None
+    key = jax.random.wrap_key_data(saved.key) if saved else jax.random.key(args.seed)
+    init_key, act_key, minibatch_key = jax.random.split(key, 3)
     mesh, learner_devices = topology.learner_mesh(), topology.learner_devices()
     act = jax.jit(partial(algorithm.act, act_key))
+    seed = (args.seed, RESUMED, beginning.resumes) if beginning.resumes else args.seed
     actors = [
         Actor(
             act=act,
-            envs=Envs(env, env_seeds(args.seed, env_id.tolist()), env_threads(args, plan.actors)),
+            envs=Envs(env, env_seeds(seed, env_id.tolist()), env_threads(args, plan.actors)),
             env=env,
             env_id=env_id,
             plan=plan,
@@ -219,85 +269,160 @@ def make_crew(setup: Setup, job: Job, cleanup: ExitStack) -> Crew:
             learner_devices=learner_devices,
             params=wires.params[index],
             rollouts=wires.rollouts[index],
+            first_update=beginning.update,
             progress=progress[index : index + 1],
         )
         for index, env_id in enumerate(env_ids_of_actors(plan, job.process))
     ]
     columns = env_ids_of_columns(plan, job.process)
+    learner = Learner(algorithm, plan, mesh, minibatch_key)
     loop = LearnerLoop(
-        learner=Learner(algorithm, plan, mesh, minibatch_key),
+        learner=learner,
         init_key=init_key,
+        resumed=learner.place(saved.state) if saved else None,
+        first_update=beginning.update,
         env_id=put_on_learners(columns, PER_LEARNER, mesh, learner_devices),
         plan=plan,
         lag=lag,
         actor_devices=[d for d in topology.actor_devices() for _ in range(args.num_actor_threads)],
         wires=wires,
     )
-    crew = Crew(wires, loop, actors, progress, args.stuck_seconds, threads=[])
+    crew = Crew(wires, loop, actors, progress, args.stuck_seconds, jax.random.key_data(key), threads=[])
     job.when_lost(wires.close)
     cleanup.callback(join, crew.threads)  # the last thing, after all channels and writers are closed
     return crew
+
+
+def restore(setup: Setup) -> Saved:
+    """What process 0 has read, in all processes: only it needs to see the file."""
+    key = jax.random.key(0)
+    like = jax.eval_shape(lambda: Saved(first_state(setup.algorithm, key), jax.random.key_data(key)))
+    if earlier := setup.beginning.earlier:
+        return from_process_0(earlier.checkpoint.saved(like))
+    return from_process_0(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like))
 
 
 def follow(setup: Setup, job: Job, cleanup: ExitStack) -> None:
     """The main thread of all processes but the first."""
     crew = make_crew(setup, job, cleanup)
     cleanup.callback(crew.wires.close)
+    done = setup.beginning.update
     crew.start(job)
-    for news in crew.wires.learned:
-        job.report(Report.of(news)._asdict())
-    job.finish()
+    with stopping_gently(partial(crew.stop, job)):
+        for news in crew.wires.learned:
+            job.report(Report.of(news)._asdict())
+            done = news.update + 1
+        job.finish()
+    if done < setup.plan.updates:
+        raise Stopped(f"stopped with the others after update {done}")
 
 
 def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console) -> Outcome:
     """The main thread of the first process, which keeps the records of the job."""
-    args, topology, plan, env, algorithm = setup
-    check_wishes(args, env)
-    run_dir = make_run_dir(args)
-    record = write_args(run_dir, args, topology, plan, env)
+    check_wishes(setup.args, setup.env)
     crew = make_crew(setup, job, cleanup)
-    title = f"{run_dir.name}  ·  {topology} on {topology.learner_devices()[0].device_kind}"
-    writers: list[Writer] = []
-    if args.track:
-        tracker = start_tracking(args, run_dir, plan, record, console)
-        writers.append(cleanup.enter_context(tracker))
-    local: list[Writer] = [
-        JsonLines(run_dir / "metrics.jsonl"),
-        TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args)),
-        Terminal(title, plan, args.log_frequency, crew.progress, console),
-    ]
-    for writer in local:
-        cleanup.callback(writer.close)
-    writers += local
+    logbook = open_logbook(setup, crew, cleanup, console)
     cleanup.callback(crew.wires.close)
-    rows = Rows(plan, algorithm.learning_rate)
-    last: tuple[Learned, Row] | None = None
     crew.start(job)
     try:
-        for news in crew.wires.learned:
-            reports = [Report.of(news), *(Report(**report) for report in job.gather())]
-            row = rows.make(news, reports)
-            for writer in writers:
-                writer.write(row)
-            last = (news, row)
-        outcome = keep_model(args, make_outcome(setup, run_dir, *cast(tuple[Learned, Row], last)))
-        job.finish()
-        return finish(args, outcome, topology.actor_devices()[0], writers, console)
-    except (KeyboardInterrupt, Ended) as end:
-        saved = keep_model(args, make_outcome(setup, run_dir, *last)).saved if last else None
-        if isinstance(end, Ended):
-            say(str(Interrupted(run_dir, saved)))
-            raise
-        raise Interrupted(run_dir, saved) from end
+        with stopping_gently(partial(crew.stop, job)) as signals:
+            for news in crew.wires.learned:
+                logbook.write(news, [Report.of(news), *(Report(**report) for report in job.gather())])
+            outcome = keep_model(setup.args, make_outcome(setup, logbook))
+            if not logbook.save():
+                raise Ended("the last checkpoint could not be written")
+            job.finish()
+        if signals or logbook.updates < setup.plan.updates:
+            raise Stopped(signals[0] if signals else "a signal to another process")
+        return finish(setup.args, outcome, setup.topology.actor_devices()[0], logbook.writers, console)
+    except KeyboardInterrupt as stop:
+        raise Stopped(in_order(setup, crew, logbook, str(stop) or "an interrupt")) from None
+    except Exception as error:
+        with suppress(Exception):  # the first failure is the news
+            in_order(setup, crew, logbook, "")
+        error.add_note(logbook.lost(crew.steps(setup.plan)))
+        raise
 
 
-def make_outcome(setup: Setup, run_dir: Path, news: Learned, row: Row) -> Outcome:
-    model = Model(setup.args, setup.env, row["global_step"], jax.device_get(news.params))
-    return Outcome(run_dir, model, row)
+def in_order(setup: Setup, crew: Crew, logbook: Logbook, why: str) -> str:
+    """Keep what there is when a run ends early; what to say of it."""
+    if logbook.last is None:
+        return f"stopped by {why} before the first update"
+    stopped = f"stopped by {why} after update {logbook.updates} of {setup.plan.updates}"
+    try:
+        model = keep_model(setup.args, make_outcome(setup, logbook)).saved
+        kept = f"; the model is in {model}" if model else ""
+    except Exception as error:
+        kept = f"; the model could not be saved ({first_line(error)})"
+    if logbook.save():
+        return f"{stopped}; --resume {logbook.run_dir} goes on{kept}"
+    return f"{stopped}; {logbook.lost(crew.steps(setup.plan))}{kept}"
+
+
+def make_outcome(setup: Setup, logbook: Logbook) -> Outcome:
+    done = cast(Done, logbook.last)
+    model = Model(setup.args, setup.env, done.row["global_step"], on_host(done.state.params))
+    return Outcome(logbook.run_dir, model, done.row)
+
+
+def open_logbook(setup: Setup, crew: Crew, cleanup: ExitStack, console: Console) -> Logbook:
+    args, topology, plan, env, algorithm, beginning = setup
+    earlier = beginning.earlier
+    checkpoint = earlier.checkpoint if earlier else None
+    run_dir = earlier.run_dir if earlier else make_run_dir(args)
+    metrics = earlier.metrics if earlier else JsonLines(run_dir)
+    cleanup.callback(metrics.close)
+    record = write_args(
+        run_dir,
+        args,
+        topology,
+        plan,
+        env,
+        update=beginning.update,
+        before=earlier.record if earlier else None,
+    )
+    title = f"{run_dir.name}  ·  {topology} on {topology.learner_devices()[0].device_kind}"
+    last, logged_until, resumed_at = None, 0, None
+    if checkpoint:
+        mark_unfinished(run_dir)
+        logged_until, resumed_at = metrics.cut_after(beginning.update), checkpoint.row["global_step"]
+        title += f"  ·  resumed after update {beginning.update}"
+        last = Done(
+            beginning.update, cast(LearnerState, crew.loop.resumed), checkpoint.row, checkpoint.recent
+        )
+    tracker = None
+    writers: list[Writer] = [metrics]
+    if args.track:
+        run_id = checkpoint.tracker if checkpoint else None
+        tracker = start_tracking(args, run_dir, plan, record, console, run_id, logged_until)
+        writers.append(cleanup.enter_context(tracker))
+    shown: list[Writer] = [
+        TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args), resumed_at=resumed_at),
+        Terminal(title, plan, args.log_frequency, crew.progress, console),
+    ]
+    for writer in shown:
+        cleanup.callback(writer.close)
+    return Logbook(
+        run_dir,
+        rows=Rows(plan, algorithm.learning_rate, checkpoint),
+        metrics=metrics,
+        writers=writers + shown,
+        checkpoints=Checkpoints(run_dir, args.checkpoint_minutes, args.keep_checkpoints, checkpoint),
+        key=np.asarray(crew.key),
+        resumes=beginning.resumes,
+        tracker=tracker.run_id if tracker else None,
+        last=last,
+    )
 
 
 def start_tracking(
-    args: RunArgs, run_dir: Path, plan: BatchPlan, record: dict[str, Any], console: Console
+    args: RunArgs,
+    run_dir: Path,
+    plan: BatchPlan,
+    record: dict[str, Any],
+    console: Console,
+    run_id: str | None,
+    logged_until: int,
 ) -> WeightsAndBiases:
     config = record["args"] | {name: part for name, part in record.items() if name != "args"}
     tracker = WeightsAndBiases(
@@ -307,6 +432,8 @@ def start_tracking(
         project=args.wandb_project_name,
         entity=args.wandb_entity,
         config=config,
+        run_id=run_id,
+        logged_until=logged_until,
     )
     console.print(f"tracking {tracker.where}", soft_wrap=True, highlight=False, markup=False)
     return tracker
@@ -324,9 +451,10 @@ def run_command(
     prog: str | None = None,
 ) -> None:
     """Parse, train, and tell. Exit codes are in command.py."""
-    with command() as console:
+    argv = sys.argv[1:] if argv is None else argv
+    with command(resumable=True) as console:
         args = parse_args(default, description=description, argv=argv, prog=prog)
-        outcome = train(args, make_algorithm, console)
+        outcome = train(args, make_algorithm, console, given=given_flags(argv))
         if outcome is None:
             return
         try:
@@ -335,5 +463,8 @@ def run_command(
             console.print(summary(outcome), soft_wrap=True, highlight=False, markup=False)
             if args.upload_model:
                 share(args, outcome, console)
-        except KeyboardInterrupt as interrupt:
-            raise Interrupted(outcome.run_dir, outcome.saved) from interrupt
+            mark_finished(outcome)
+        except KeyboardInterrupt as stop:
+            raise Stopped(
+                f"stopped by {stop} after the training; everything is in {outcome.run_dir}"
+            ) from None

@@ -1,0 +1,157 @@
+"""Where a run begins: afresh, or where another left off."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Set
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from cleanba.sebulba.args import Checkpoints, Processes, Results, RunArgs, UsageError, flag
+from cleanba.sebulba.checkpoint import Checkpoint, find_checkpoint
+from cleanba.sebulba.command import say
+from cleanba.sebulba.metrics import InUse, JsonLines
+from cleanba.sebulba.records import is_finished, run_name
+
+AUTO = "auto"
+
+# Flags that a resumed run may have anew: its layout, what it logs and keeps, and its length. `concurrency`
+# and `compute_dtype` are not among them: they change what is learned.
+LAYOUT = {"actor_device_ids", "learner_device_ids", "num_actor_threads", "local_num_envs", "env_threads"}
+LAYOUT |= {"inference_batch", "gradient_chunk", "gradient_accumulation_steps"}
+LOGGING = {"log_frequency", "runs_dir"}
+LOGGING |= {field.name for group in (Processes, Checkpoints, Results) for field in dataclasses.fields(group)}
+LENGTH = {"total_timesteps"}
+
+Args = TypeVar("Args", bound=RunArgs)
+
+
+class Earlier(NamedTuple):
+    """What process 0 has of the run that goes on."""
+
+    run_dir: Path
+    record: dict[str, Any]  # its args.json
+    metrics: JsonLines  # open: no other process can have the run
+    checkpoint: Checkpoint
+
+
+class Beginning(NamedTuple):
+    args: RunArgs
+    update: int = 0  # so many are done
+    resumes: int = 0  # so often has the run been resumed, this time included
+    earlier: Earlier | None = None
+
+    def to_others(self) -> dict[str, Any]:
+        return {"args": vars(self.args), "update": self.update, "resumes": self.resumes}
+
+    @staticmethod
+    def from_process_0(message: dict[str, Any], args: RunArgs) -> "Beginning":
+        chosen = dataclasses.replace(args, **_with_tuples(message["args"]))
+        return Beginning(chosen, message["update"], message["resumes"])
+
+
+def choose_beginning(args: RunArgs, given: Set[str] | None, processes: int) -> Beginning:
+    """`given` names the flags that the user gave; the others are taken from the run. None: all of them."""
+    if args.resume is None:
+        return Beginning(args)
+    if args.resume != AUTO:
+        return _take_up(Path(args.resume), args, given, processes)
+    for run_dir, record in _unfinished_runs(args):
+        if record["args"].get("total_timesteps") != args.total_timesteps:
+            continue
+        try:
+            return _take_up(run_dir, args, None, processes)
+        except InUse:
+            say(f"{run_dir} is under way; it is not taken up")
+        except UsageError:  # another run, or one that was killed before its first checkpoint
+            continue
+    return Beginning(args)
+
+
+def _unfinished_runs(args: RunArgs) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Newest first, of this environment, name and seed."""
+    name = re.compile(re.escape(run_name(args)) + r"__(\d+)")
+    found = [(name.fullmatch(path.name), path) for path in Path(args.runs_dir).glob("*")]
+    for _, path in sorted(((int(match[1]), path) for match, path in found if match), reverse=True):
+        if not is_finished(path):
+            try:
+                yield path, _read_record(path)
+            except UsageError as error:
+                say(f"not taken up: {error}")
+
+
+def _take_up(run_dir: Path, args: RunArgs, given: Set[str] | None, processes: int) -> Beginning:
+    record = _read_record(run_dir)
+    args = _merge(run_dir, record, args, given, processes)
+    metrics = JsonLines(run_dir)
+    try:
+        checkpoint = _checkpoint_below(args.total_timesteps, run_dir)
+    except BaseException:
+        metrics.close()
+        raise
+    earlier = Earlier(run_dir, record, metrics, checkpoint)
+    return Beginning(args, checkpoint.update, checkpoint.resumes + 1, earlier)
+
+
+def _checkpoint_below(total: int, run_dir: Path) -> Checkpoint:
+    checkpoint = find_checkpoint(run_dir)
+    if checkpoint is None:
+        raise UsageError(f"{run_dir} has no checkpoint to go on from; start it again without --resume")
+    steps = checkpoint.row["global_step"]
+    if total < steps:
+        raise UsageError(f"--total-timesteps {total} is less than the {steps} of {run_dir}; give more")
+    return checkpoint
+
+
+def _read_record(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / "args.json"
+    try:
+        record = json.loads(path.read_text())
+        if isinstance(record["args"], dict) and type(record["plan"]["num_envs"]) is int:
+            return record
+    except OSError as error:
+        raise UsageError(
+            f"--resume {run_dir} is not a run's folder: {path.name}: {error.strerror}"
+        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise UsageError(f"--resume {run_dir}: its args.json is damaged")
+
+
+def _merge(run_dir: Path, record: dict[str, Any], args: Args, given: Set[str] | None, processes: int) -> Args:
+    """The run's arguments, with what was given anew."""
+    names = {field.name for field in dataclasses.fields(args)}
+    theirs = _with_tuples(record["args"])
+    if unknown := sorted(theirs.keys() - names):
+        raise UsageError(
+            f"{run_dir} has arguments that this command does not know ({', '.join(map(flag, unknown))}); "
+            "resume it with the command that began it"
+        )
+    before = dataclasses.replace(args, **theirs)
+    anew = {name: getattr(args, name) for name in names if given is None or name in given}
+    for name in sorted(anew.keys() - LAYOUT - LOGGING - LENGTH):
+        if anew[name] != getattr(before, name):
+            was = getattr(before, name)
+            raise UsageError(f"{flag(name)} cannot change in a resumed run, which has {was}; leave it out")
+    if "gradient_chunk" in anew:  # of the two, one counts
+        anew.setdefault("gradient_accumulation_steps", None)
+    here = dict(distributed=args.distributed, resume=args.resume, runs_dir=str(run_dir.parent))
+    merged = dataclasses.replace(before, **anew | here)
+    return dataclasses.replace(merged, local_num_envs=_share_of_envs(record, before, merged, processes))
+
+
+def _share_of_envs(record: dict[str, Any], before: RunArgs, now: RunArgs, processes: int) -> int:
+    """--local-num-envs, such that the run keeps its number of environments on another layout."""
+    total, threads = record["plan"]["num_envs"], processes * len(now.actor_device_ids) * now.num_actor_threads
+    each = now.local_num_envs if now.local_num_envs != before.local_num_envs else total // max(threads, 1)
+    if each * threads != total:
+        raise UsageError(
+            f"the run has {total} environments, {threads} actor threads with --local-num-envs {each} have "
+            f"{each * threads}; choose a layout that has {total}"
+        )
+    return each
+
+
+def _with_tuples(flags: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists only."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
