@@ -27,7 +27,7 @@ from rich.table import Table
 
 from cleanrl_utils.gpus import visible_gpus
 
-GRACE_SECONDS = 20  # that runs have to leave when the benchmark is stopped
+GRACE_SECONDS = 120  # that runs have to save their state and leave when the benchmark is stopped
 STATES = ("running", "failed", "stopped", "elsewhere", "waiting", "done")  # in the table's order
 AT_LEAST = dict(num_seeds=1, start_seed=0, workers=0, slurm_nodes=1, slurm_ntasks=1, slurm_gpus_per_task=0)
 

@@ -348,7 +348,8 @@ def test_an_exception_in_one_process_ends_all(start, tmp_path, rank):
     failed, other = job[rank], job[1 - rank]
     assert (failed.wait(), other.wait()) == (1, 3), [p.said() for p in job]
     assert time.time() - (tmp_path / "failed").stat().st_mtime < 15
-    assert failed.said().rstrip().endswith("RuntimeError: the emulator caught fire")
+    assert "RuntimeError: the emulator caught fire" in failed.said()
+    assert re.search(r"lost: \d+ steps since the checkpoint of update \d+; --resume runs/", job[0].said())
     assert failed.said().count("Traceback") == 1
     assert re.search(
         rf"error: process {rank} \(pid \d+ on .*\) failed: RuntimeError: the emulator caught fire",
@@ -388,22 +389,45 @@ def test_a_single_process_that_is_stuck_ends_too(start):
     assert "thread actor-0:" in process.said()
 
 
-def test_ctrl_c_in_one_process_ends_all(start, tmp_path):
-    job = start(2, *SMALL.split())
-    wait_for_rows(tmp_path, job, 3)
-    job[0].popen.send_signal(signal.SIGINT)
-    assert [p.wait(15) for p in job] == [130, 3]
-    assert "interrupted; everything logged so far is in" in job[0].said()
-    assert "failed: it was interrupted" in job[1].said()
-
-
-def test_sigterm_in_one_process_ends_all(start, tmp_path):
-    """JAX's runtime would take it over and only take note of it."""
+@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT), (1, signal.SIGUSR1)])
+def test_a_signal_to_one_process_stops_all_after_the_same_update(start, tmp_path, rank, number):
+    """With the gradients the wish reaches them all. (JAX's runtime would take SIGTERM over.)"""
     job = start(2, *SMALL.split(), "--save-model")
     wait_for_rows(tmp_path, job, 3)
+    job[rank].popen.send_signal(number)
+    assert [p.wait(15) for p in job] == [75, 75], [p.said() for p in job]
+    assert f"{number.name}: waiting for all 2 processes" in job[rank].said()
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    rows = read_rows(run_dir)
+    assert f"after update {len(rows)} of" in job[0].said()
+    assert f"after update {len(rows)} of 390625, with the other processes" in job[1].said()
+    (checkpoint,) = run_dir.glob("checkpoints/*")
+    assert checkpoint.stem == f"update-{len(rows)}"
+    assert load_model(run_dir / "cleanba_ppo.cleanrl_model").steps == rows[-1]["global_step"]
+
+
+SLOW_CHOICE = """
+import sys, time
+from cleanba import cleanba_ppo
+from cleanba.sebulba import train
+
+def choose_slowly(*_):
+    open("choosing", "w").close()
+    time.sleep(60)
+
+train.choose_beginning = choose_slowly
+cleanba_ppo.main(argv=sys.argv[1:])
+"""
+
+
+def test_a_signal_to_one_process_before_the_training_stops_all(start, tmp_path):
+    job = start(2, *SMALL.split(), script=SLOW_CHOICE)
+    while not (tmp_path / "choosing").exists():
+        assert all(p.popen.poll() is None for p in job)
+        time.sleep(0.05)
     job[0].popen.send_signal(signal.SIGTERM)
-    assert [p.wait(15) for p in job] == [143, 3]
-    assert list(tmp_path.glob("runs/*/*.cleanrl_model"))
+    assert [p.wait(15) for p in job] == [75, 75], [p.said() for p in job]
+    assert "failed: it was stopped" in job[1].said()
 
 
 def test_something_else_at_the_port_is_ignored(start):

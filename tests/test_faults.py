@@ -12,6 +12,7 @@ import pytest
 from conftest import REPO, read_rows
 
 from cleanba.sebulba.actor import Actor
+from cleanba.sebulba.checkpoint import find_checkpoint
 from cleanba.sebulba.envs import Envs
 from cleanba.sebulba.learner import Learner
 from cleanba.sebulba.metrics import JsonLines
@@ -96,37 +97,76 @@ def start(tmp_path, *argv):
     )
 
 
-def press_ctrl_c(command, when):
-    """As soon as `when()` is true; exit code, seconds to the exit, what was printed."""
+def wait_until(command, condition):
     deadline = time.time() + 200
-    while not when():
+    while not condition():
         assert time.time() < deadline and command.poll() is None
         time.sleep(0.05)
-    pressed = time.time()
-    command.send_signal(signal.SIGINT)
+
+
+def send(command, number, when):
+    """A signal as soon as `when()` is true; exit code, seconds to the exit, what was printed."""
+    wait_until(command, when)
+    sent = time.time()
+    command.send_signal(number)
     _, errors = command.communicate(timeout=30)
-    return command.returncode, time.time() - pressed, errors
+    return command.returncode, time.time() - sent, errors
 
 
-def test_ctrl_c_leaves_within_two_seconds_with_everything_logged(tmp_path):
-    flags = ["--env-id", "CartPole-v1", "--local-num-envs", "4", "--num-steps", "16", "--save-model"]
-    command = start(tmp_path, REPO / "cleanba/cleanba_ppo.py", *flags)
+def rows_written(tmp_path):
+    return sum(path.read_text().count("\n") for path in tmp_path.glob("runs/*/metrics.jsonl"))
 
-    def three_rows():
-        return any(p.read_text().count("\n") >= 3 for p in tmp_path.glob("runs/*/metrics.jsonl"))
 
-    code, seconds, errors = press_ctrl_c(command, three_rows)
-    assert code == 130
-    assert seconds < 2
+SMALL = "--env-id CartPole-v1 --local-num-envs 4 --num-actor-threads 1 --num-steps 16"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_leaves_a_checkpoint_and_75(tmp_path, number):
+    command = start(tmp_path, REPO / "cleanba/cleanba_ppo.py", *SMALL.split(), "--save-model")
+    code, seconds, errors = send(command, number, lambda: rows_written(tmp_path) >= 3)
+    assert code == 75
+    assert seconds < 5
     (run_dir,) = (tmp_path / "runs").iterdir()
-    assert (
-        "Traceback" not in errors
-        and f"interrupted; everything logged so far is in runs/{run_dir.name}" in errors
-    )
     rows = read_rows(run_dir)
     assert [row["update"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) >= 3
+    stopped = (
+        f"stopped by {number.name} after update {len(rows)} of 781250; --resume runs/{run_dir.name} goes on"
+    )
+    assert stopped in errors and "Traceback" not in errors
     assert json.loads((run_dir / "args.json").read_text())["layout"] == "a0-l0-d1"
     assert load_model(run_dir / "cleanba_ppo.cleanrl_model").steps == rows[-1]["global_step"]
+    assert find_checkpoint(run_dir).update == len(rows)
+
+
+def test_a_signal_before_the_first_update_leaves_75(tmp_path):
+    command = start(tmp_path, REPO / "cleanba/cleanba_ppo.py", *SMALL.split(), "--num-steps", "4000")
+    code, _, errors = send(command, signal.SIGTERM, lambda: list(tmp_path.glob("runs/*/events*")))
+    assert code == 75 and errors.startswith("stopped by SIGTERM")
+
+
+SLOW_CHECKPOINT = """
+import sys, time
+from cleanba import cleanba_ppo
+from cleanba.sebulba import checkpoint
+
+def slow_write(*_):
+    open("saving", "w").close()
+    time.sleep(60)
+
+checkpoint.write_whole = slow_write
+cleanba_ppo.main(argv=sys.argv[1:])
+"""
+
+
+def test_a_second_ctrl_c_leaves_within_two_seconds(tmp_path):
+    """While the checkpoint of the first one is being written."""
+    command = start(tmp_path, "-c", SLOW_CHECKPOINT, *SMALL.split())
+    wait_until(command, lambda: rows_written(tmp_path) >= 3)
+    command.send_signal(signal.SIGINT)
+    command.send_signal(signal.SIGTERM)
+    code, seconds, errors = send(command, signal.SIGINT, (tmp_path / "saving").exists)
+    assert code == 130 and seconds < 2
+    assert "interrupted again: leaving at once" in errors
 
 
 LARGE_NETWORK = """
@@ -150,7 +190,7 @@ cleanba_ppo.main(argv="--channels 64 128 --num-actor-threads 1 --local-num-envs 
 def test_ctrl_c_does_not_wait_for_a_long_device_program(tmp_path):
     """A chunk of this network takes seconds on a CPU; the interrupt comes while one runs."""
     command = start(tmp_path, "-c", LARGE_NETWORK)
-    code, seconds, errors = press_ctrl_c(command, (tmp_path / "differentiating").exists)
-    assert code == 130
-    assert seconds < 2
+    code, seconds, errors = send(command, signal.SIGINT, (tmp_path / "differentiating").exists)
+    assert code == 75
+    assert seconds < 5
     assert "Traceback" not in errors

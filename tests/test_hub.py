@@ -53,7 +53,8 @@ def test_everything_arrives_and_can_be_evaluated_from_there(tmp_path, hub):
     assert f"uploaded to {hub.address}/{repo_id}" in done.stdout
     (run_dir,) = (tmp_path / "runs").iterdir()
     arrived = {path.name: path.read_bytes() for path in (hub.folder / repo_id).iterdir()}
-    assert arrived == {path.name: path.read_bytes() for path in run_dir.iterdir()}
+    left = {path.name: path.read_bytes() for path in run_dir.iterdir() if path.is_file()}
+    assert arrived == {name: content for name, content in left.items() if name != "finished.json"}
     events = next(name for name in arrived if name.startswith("events.out.tfevents."))
     assert arrived.keys() == {
         events,
@@ -78,7 +79,8 @@ def test_everything_arrives_and_can_be_evaluated_from_there(tmp_path, hub):
     assert again.returncode == 0 and "uploaded to" in again.stdout, again.stderr
     newest = max((tmp_path / "runs").iterdir())
     left = {path.name for path in (hub.folder / repo_id).iterdir()}
-    assert left == {path.name for path in newest.iterdir()} and "replay.mp4" not in left
+    kept_here = {"checkpoints", "finished.json"}
+    assert left == {path.name for path in newest.iterdir()} - kept_here and "replay.mp4" not in left
 
 
 def test_without_an_entity_it_goes_to_the_user_of_the_token(tmp_path, hub):

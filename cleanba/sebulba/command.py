@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import NoReturn
 
@@ -33,7 +33,11 @@ class Ended(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """By a signal, whose name is the message at first."""
+    """By a signal, or something like one."""
+
+    def __init__(self, by: str, how: str = ""):
+        super().__init__(f"stopped by {by} {how}".rstrip())
+        self.by = by
 
 
 _came: list[str] = []  # the signals since the command began
@@ -71,7 +75,8 @@ def _signals_handled(numbers: list[signal.Signals]) -> Iterator[None]:
         yield
         return
     _came.clear()
-    previous = {number: signal.signal(number, _on_signal) for number in numbers}
+    heard = [n for n in numbers if signal.getsignal(n) != signal.SIG_IGN]  # nohup has SIGHUP ignored
+    previous = {number: signal.signal(number, _on_signal) for number in heard}
     try:
         yield
     finally:
@@ -86,8 +91,8 @@ def _signals_handled(numbers: list[signal.Signals]) -> Iterator[None]:
 @contextmanager
 def command(*, resumable: bool = False) -> Iterator[Console]:
     """Leave with 2 for bad input, 1 for any other failure; at SIGINT with 130, at SIGTERM with 143, but with
-    75 if the command is `resumable`, then also at SIGUSR1."""
-    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if resumable else [])]
+    75 if the command is `resumable`, then also at SIGUSR1 and SIGHUP."""
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1, signal.SIGHUP] if resumable else [])]
     with _signals_handled(numbers):
         try:
             yield Console()
@@ -121,9 +126,10 @@ def _nobody_reads() -> bool:
 
 
 def say(text: str) -> None:
-    """Beside the output, in one write: other processes may write to the same terminal."""
-    sys.stderr.write(f"{without_secrets(text)}\n")
-    sys.stderr.flush()
+    """Beside the output, in one write: other processes may write to the same terminal. It may be gone."""
+    with suppress(OSError):
+        sys.stderr.write(f"{without_secrets(text)}\n")
+        sys.stderr.flush()
 
 
 def without_secrets(text: str) -> str:
@@ -136,8 +142,9 @@ def without_secrets(text: str) -> str:
 
 def leave_now(code: int) -> NoReturn:
     """Without waiting for threads: one may be inside a long device program."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for output in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            output.flush()
     os._exit(code)
 
 

@@ -76,7 +76,8 @@ def share(args: RunArgs, outcome: Outcome, console: Console) -> None:
         folder = shlex.quote(str(outcome.run_dir))
         say(
             f"the upload failed ({type(error).__name__}: {first_line(error)}); the model is kept in "
-            f"{outcome.saved}; try again with: hf upload {repo_name(args)} {folder} . --exclude 'wandb/*'"
+            f"{outcome.saved}; try again with: hf upload {repo_name(args)} {folder} . "
+            "--exclude 'wandb/*' 'checkpoints/*'"
         )
     else:
         console.print(f"uploaded to {address}", soft_wrap=True, highlight=False)

@@ -25,7 +25,8 @@ USAGE = """usage: cleanba launch LAYOUT COMMAND [flags]
   flags    those of the command; device ids and --distributed come from the layout
 
 Each process gets GPUs of its own, or virtual CPU devices where there are none. Its lines begin with its
-number. When one fails, or at Ctrl-C, all end; the exit code is that of the first that failed by itself."""
+number. When one fails, all end; the exit code is that of the first that failed by itself. SIGINT, SIGTERM and
+SIGUSR1 go to all of them, which save their state and leave with 75; a Ctrl-C after that kills them."""
 BY_THE_LAYOUT = ("--actor-device-ids", "--learner-device-ids", "--distributed", "--no-distributed")
 LEAVE_SECONDS = 20.0  # that the others have to end by themselves when one has failed
 FEWEST_CORES = 4  # that a process can do with
@@ -171,8 +172,8 @@ class Process:
 
 
 def wait_for_all(processes: list[Process], signals: list[int]) -> list[Process]:
-    """Those that fail, in order. After the first, or a signal, the others have some time to end by
-    themselves; a second signal cuts it short."""
+    """Those that fail, in order. After the first the others have some time to end by themselves; after a
+    signal they have all the time they need, until a Ctrl-C comes on top of it."""
     ended: queue.Queue[Process] = queue.Queue()
 
     def wait(process: Process) -> None:
@@ -183,9 +184,9 @@ def wait_for_all(processes: list[Process], signals: list[int]) -> list[Process]:
         threading.Thread(target=wait, args=(process,), daemon=True).start()
     failed, running, deadline = list[Process](), list(processes), float("inf")
     while running:
-        if failed or signals:
+        if failed:
             deadline = min(deadline, time.monotonic() + LEAVE_SECONDS)
-        if time.monotonic() > deadline or len(signals) > 1:
+        if time.monotonic() > deadline or signal.SIGINT in signals[1:]:
             for process in running:
                 process.signal(signal.SIGKILL)
         with suppress(queue.Empty):
@@ -198,8 +199,7 @@ def wait_for_all(processes: list[Process], signals: list[int]) -> list[Process]:
 
 @contextmanager
 def signals_to(processes: list[Process]) -> Iterator[list[int]]:
-    """Ctrl-C and the like go to all processes, which end as they would alone. In the end none is left. The
-    list is of the signals that came."""
+    """Ctrl-C and the like go to all processes. In the end none is left. The list is of those that came."""
     came: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
@@ -207,7 +207,7 @@ def signals_to(processes: list[Process]) -> Iterator[list[int]]:
         for process in processes:
             process.signal(number)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     previous = {number: signal.signal(number, pass_on) for number in numbers}
     try:
         yield came

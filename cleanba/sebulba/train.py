@@ -21,7 +21,7 @@ from cleanba.sebulba.algorithm import Algorithm, Params
 from cleanba.sebulba.args import BatchPlan, RunArgs, given_flags, parse_args
 from cleanba.sebulba.channel import Channel, ChannelClosed
 from cleanba.sebulba.checkpoint import Checkpoints, Saved
-from cleanba.sebulba.command import Ended, Stopped, command, first_line, stopping_gently
+from cleanba.sebulba.command import Ended, Stopped, command, stopping_gently
 from cleanba.sebulba.envs import RESUMED, Envs, EnvSpec, env_seeds, env_spec, env_threads
 from cleanba.sebulba.finish import check_wishes, finish, keep_model, share, surviving
 from cleanba.sebulba.job import Job, Place, find_place, joined
@@ -314,7 +314,7 @@ def follow(setup: Setup, job: Job, cleanup: ExitStack) -> None:
             done = news.update + 1
         job.finish()
     if done < setup.plan.updates:
-        raise Stopped(f"stopped with the others after update {done}")
+        raise Stopped("a signal", f"after update {done} of {setup.plan.updates}, with the other processes")
 
 
 def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console) -> Outcome:
@@ -323,8 +323,8 @@ def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console) -> Outcom
     crew = make_crew(setup, job, cleanup)
     logbook = open_logbook(setup, crew, cleanup, console)
     cleanup.callback(crew.wires.close)
-    crew.start(job)
     try:
+        crew.start(job)
         with stopping_gently(partial(crew.stop, job)) as signals:
             for news in crew.wires.learned:
                 logbook.write(news, [Report.of(news), *(Report(**report) for report in job.gather())])
@@ -336,27 +336,27 @@ def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console) -> Outcom
             raise Stopped(signals[0] if signals else "a signal to another process")
         return finish(setup.args, outcome, setup.topology.actor_devices()[0], logbook.writers, console)
     except KeyboardInterrupt as stop:
-        raise Stopped(in_order(setup, crew, logbook, str(stop) or "an interrupt")) from None
+        by = stop.by if isinstance(stop, Stopped) else "an interrupt"
+        raise Stopped(by, keep_what_there_is(setup, crew, logbook)) from None
     except Exception as error:
         with suppress(Exception):  # the first failure is the news
-            in_order(setup, crew, logbook, "")
+            keep_what_there_is(setup, crew, logbook)
         error.add_note(logbook.lost(crew.steps(setup.plan)))
         raise
 
 
-def in_order(setup: Setup, crew: Crew, logbook: Logbook, why: str) -> str:
-    """Keep what there is when a run ends early; what to say of it."""
+def keep_what_there_is(setup: Setup, crew: Crew, logbook: Logbook) -> str:
+    """When a run ends early; what to say of it."""
     if logbook.last is None:
-        return f"stopped by {why} before the first update"
-    stopped = f"stopped by {why} after update {logbook.updates} of {setup.plan.updates}"
+        return "before the first update"
     try:
         model = keep_model(setup.args, make_outcome(setup, logbook)).saved
         kept = f"; the model is in {model}" if model else ""
-    except Exception as error:
-        kept = f"; the model could not be saved ({first_line(error)})"
-    if logbook.save():
-        return f"{stopped}; --resume {logbook.run_dir} goes on{kept}"
-    return f"{stopped}; {logbook.lost(crew.steps(setup.plan))}{kept}"
+    except OSError as error:
+        kept = f"; the model could not be saved ({error.strerror})"
+    saved = logbook.save()
+    next_time = f"--resume {logbook.run_dir} goes on" if saved else logbook.lost(crew.steps(setup.plan))
+    return f"after update {logbook.updates} of {setup.plan.updates}; {next_time}{kept}"
 
 
 def make_outcome(setup: Setup, logbook: Logbook) -> Outcome:
