@@ -17,7 +17,7 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all lint format lock clean
+.PHONY: help train test test-all faults lint format lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,9 @@ test: $(VENV)/.installed ## Run the tests, without the slow ones
 
 test-all: $(VENV)/.installed ## Run all the tests
 	$(BIN)/python -m pytest
+
+faults: $(VENV)/.installed ## Do harm to sixty real runs, at random moments; options go in ARGS="..."
+	$(BIN)/python tests/fault_suite.py $(ARGS)
 
 lint: $(VENV)/.installed ## Check style, formatting and types
 	$(BIN)/ruff check .

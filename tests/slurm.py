@@ -40,7 +40,10 @@ SlurmdSpoolDir={folder}/slurmd
 SlurmdParameters=config_overrides
 NodeName=DEFAULT CPUs=32 RealMemory=65536 Gres=gpu:16
 NodeName=localhost NodeHostname={hostname} NodeAddr=127.0.0.1 Port={node_port}
-PartitionName=tests Nodes=localhost Default=YES
+PartitionName=tests Nodes=localhost Default=YES PriorityTier=1 GraceTime=30
+PartitionName=urgent Nodes=localhost PriorityTier=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none

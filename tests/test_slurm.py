@@ -210,3 +210,52 @@ def test_a_run_that_was_preempted_is_put_back_into_the_queue(slurm, tmp_path):
     (log,) = tmp_path.glob("runs/benchmark/*/A__1.log")
     assert "restart 0" in log.read_text() and "exit code 75" in log.read_text()
     assert "restart 1" in log.read_text() and log.with_suffix(".done").exists()
+
+
+def submit_training(slurm, folder, updates):
+    """A run of two processes, through the benchmark and its template; its number and log, once it trains."""
+    (folder / "cleanba.slurm_template").symlink_to(REPO / "cleanba.slurm_template")
+    sizes = "--local-num-envs 2 --num-actor-threads 1 --num-steps 16 --hiddens 16"
+    sizes += " --num-minibatches 1 --update-epochs 1"
+    training = f"python {REPO}/cleanba/cleanba_ppo.py --distributed {sizes} --total-timesteps {64 * updates}"
+    command = ["python", "-m", "cleanrl_utils.benchmark", "--env-ids", "CartPole-v1", "--command", training]
+    flags = "--num-seeds 1 --slurm-ntasks 2 --slurm-template-path cleanba.slurm_template"
+    env = {"PATH": usual_python(), "PYTHONPATH": str(REPO), "JAX_NUM_CPU_DEVICES": "1"}
+    (job,) = re.findall(
+        r"Submitted batch job (\d+)", slurm.run(*command, *flags.split(), cwd=folder, env=env)
+    )
+    (log,) = folder.glob("runs/benchmark/*/job.sbatch")
+    log = log.with_name("CartPole-v1__1.log")
+    deadline = time.monotonic() + 60
+    while not any(p.read_text().count("\n") > 20 for p in folder.glob("runs/*/metrics.jsonl")):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+    return job, log
+
+
+def check_that_nothing_is_lost(folder, log, updates):
+    (run_dir,) = folder.glob("runs/CartPole*")
+    assert [row["update"] for row in read_rows(run_dir)] == list(range(1, updates + 1))
+    first, second = json.loads((run_dir / "args.json").read_text())["parts"]
+    assert 20 < second["from_update"] < updates
+    assert "restart 1" in log.read_text() and log.with_suffix(".done").exists(), log.read_text()
+
+
+@pytest.mark.slow
+def test_a_training_job_that_is_preempted_goes_on_later(slurm, tmp_path):
+    """It leaves by itself in its grace time; the template puts it back. It is there again after the other."""
+    job, log = submit_training(slurm, tmp_path, updates := 800)
+    flags = ["--parsable", "--partition=urgent", "--exclusive", "--wrap=true"]
+    urgent = slurm.run("sbatch", *flags, cwd=tmp_path)
+    slurm.wait_for(urgent.strip())
+    slurm.wait_for(job, timeout=120)
+    assert "SIGTERM: waiting for all 2 processes" in log.read_text() and "exit code 75" in log.read_text()
+    check_that_nothing_is_lost(tmp_path, log, updates)
+
+
+@pytest.mark.slow
+def test_a_training_job_that_is_requeued_goes_on(slurm, tmp_path):
+    job, log = submit_training(slurm, tmp_path, updates := 800)
+    slurm.run("scontrol", "requeue", f"{job}_0")
+    slurm.wait_for(job, timeout=120)
+    check_that_nothing_is_lost(tmp_path, log, updates)

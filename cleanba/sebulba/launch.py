@@ -28,7 +28,7 @@ Each process gets GPUs of its own, or virtual CPU devices where there are none. 
 number. When one fails, all end; the exit code is that of the first that failed by itself. SIGINT, SIGTERM and
 SIGUSR1 go to all of them, which save their state and leave with 75; a Ctrl-C after that kills them."""
 BY_THE_LAYOUT = ("--actor-device-ids", "--learner-device-ids", "--distributed", "--no-distributed")
-LEAVE_SECONDS = 20.0  # that the others have to end by themselves when one has failed
+LEAVE_SECONDS = 10.0  # that the others have to end by themselves when one has failed
 FEWEST_CORES = 4  # that a process can do with
 KEPT_LINES = 200  # of each process's errors, to be repeated at the end
 

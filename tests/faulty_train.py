@@ -1,0 +1,73 @@
+"""PPO with something that goes wrong at a given moment: `python faulty_train.py KIND MOMENT [flags]`."""
+
+import os
+import signal
+import sys
+from functools import wraps
+
+import jax
+import numpy as np
+
+from cleanba import cleanba_ppo
+from cleanba.sebulba import files
+from cleanba.sebulba.actor import Actor
+from cleanba.sebulba.envs import Envs
+from cleanba.sebulba.learner import Learner
+from cleanba.sebulba.metrics import TensorBoard
+
+
+def at(moment, method, change):
+    """`method`, whose call number `moment` is `change(method, *its arguments)` instead."""
+    calls = 0
+
+    @wraps(method)
+    def changed(*args):
+        nonlocal calls
+        calls += 1
+        return change(method, *args) if calls == moment else method(*args)
+
+    return changed
+
+
+def fail(*_):
+    raise RuntimeError("boom")
+
+
+def nan_reward(step, envs, action):
+    taken = step(envs, action)
+    taken.reward[len(action) - 1] = np.nan
+    return taken
+
+
+def nan_gradient(minibatch_sums, *inputs):
+    sums = minibatch_sums(*inputs)
+    leaves, tree = jax.tree.flatten(sums.gradient)
+    return sums._replace(gradient=jax.tree.unflatten(tree, [*leaves[:-1], leaves[-1] * np.nan]))
+
+
+def die_while_writing(write_whole, path, data):
+    path.with_name(path.name + ".unfinished").write_bytes(data[: len(data) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+FAULTS = {
+    "actor": (Actor, "choose", fail),
+    "environment": (Envs, "step", fail),
+    "learner": (Learner, "update", fail),
+    "writer": (TensorBoard, "write", fail),
+    "NaN reward": (Envs, "step", nan_reward),
+    "NaN gradient": (Learner, "_minibatch_sums", nan_gradient),
+    "kill in a write": (files, "write_whole", die_while_writing),
+}
+
+if __name__ == "__main__":
+    kind, moment, *flags = sys.argv[1:]
+    if kind in FAULTS:
+        owner, name, change = FAULTS[kind]
+        changed = at(int(moment), getattr(owner, name), change)
+        setattr(owner, name, changed)
+        if owner is files:
+            from cleanba.sebulba import checkpoint
+
+            checkpoint.write_whole = changed
+    cleanba_ppo.main(argv=flags)
