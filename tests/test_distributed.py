@@ -372,6 +372,7 @@ def test_a_process_that_is_stuck_is_reported_and_all_end(start, tmp_path):
         assert "has made no progress for 10 s" in process.said()
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_missed(start, tmp_path):
     job = start(2, *SMALL.split(), "--stuck-seconds", 10)
     wait_for_rows(tmp_path, job, 3)
@@ -381,6 +382,7 @@ def test_a_stopped_process_is_missed(start, tmp_path):
     assert "thread learner:" in job[0].said()
 
 
+@pytest.mark.slow
 def test_a_single_process_that_is_stuck_ends_too(start):
     script = FAILING.format(what="import time; time.sleep(999)").replace('== "1"', '== "0"')
     (process,) = start(1, *SMALL.split(), "--stuck-seconds", 10, script=script)

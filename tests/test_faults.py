@@ -120,7 +120,15 @@ def rows_written(tmp_path):
 SMALL = "--env-id CartPole-v1 --local-num-envs 4 --num-actor-threads 1 --num-steps 16"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        signal.SIGUSR1,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_leaves_a_checkpoint_and_75(tmp_path, number):
     command = start(tmp_path, REPO / "cleanba/cleanba_ppo.py", *SMALL.split(), "--save-model")
     code, seconds, errors = send(command, number, lambda: rows_written(tmp_path) >= 3)

@@ -176,7 +176,7 @@ def test_no_process_outlives_a_launcher_that_is_killed(tmp_path):
     assert not alive
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_stops_all_in_order_and_leaves_no_process(tmp_path, number):
     command, children = start_and_wait(tmp_path)
     command.send_signal(number)

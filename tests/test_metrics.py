@@ -145,11 +145,11 @@ def show(tmp_path, *, terminal, rows):
         return (tmp_path / "out").read_text()
 
 
-def test_elsewhere_there_is_one_line_per_log_interval(tmp_path):
+def test_elsewhere_there_is_one_line_per_log_interval_and_one_for_the_first_row(tmp_path):
     rows = [ROW | {"update": update} for update in range(8, 22)]
     title, *lines = show(tmp_path, terminal=False, rows=rows).splitlines()
     assert title == "a title"
-    assert [line.split(" | ")[0] for line in lines] == ["update 10/3051", "update 20/3051"]
+    assert [line.split(" | ")[0] for line in lines] == ["update 8/3051", "update 10/3051", "update 20/3051"]
     assert "return 12.50" in lines[0] and "8,500" in lines[0] and "1:37:42 left" in lines[0]
 
 

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import wandb
@@ -63,7 +64,7 @@ def train(tmp_path, script, *flags, **env):
 @pytest.mark.parametrize(
     "learners",
     [
-        "0",
+        pytest.param("0", marks=pytest.mark.slow),
         pytest.param("0 1", marks=pytest.mark.slow),
         pytest.param("1 2", marks=pytest.mark.slow),
         "1 2 3",
@@ -178,6 +179,7 @@ cleanba_ppo.main(argv=sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_the_service(tmp_path):
     small = "--env-id CartPole-v1 --local-num-envs 4 --num-steps 16 --total-timesteps 256 --track"
     done = subprocess.run(
@@ -193,6 +195,22 @@ def test_a_run_goes_on_without_the_service(tmp_path):
     assert "tracking offline: `wandb sync " in done.stdout and "done: 256 steps" in done.stdout
     (offline_run,) = tmp_path.glob("runs/*/wandb/offline-run-*")
     assert [row["_step"] for row in read_history(offline_run)] == [256]
+
+
+def test_the_service_says_how_far_a_resumed_run_is(tmp_path, monkeypatch):
+    """A run that was killed may have logged what never arrived: that is sent again, and no more."""
+    run = SimpleNamespace(offline=False, disabled=False, id="ab12", starting_step=257)
+    asked, sent = [], []
+    monkeypatch.setattr("wandb.init", lambda **options: asked.append(options) or run)
+    monkeypatch.setattr("wandb.log", lambda row, step, commit: sent.append(step))
+    monkeypatch.setattr("wandb.finish", lambda exit_code: None)
+    known = dict(project="p", entity=None, config={}, run_id="ab12", logged_until=512)
+    tracker = WeightsAndBiases(tmp_path, 1, 9, **known)
+    for update in range(3, 7):
+        tracker.write({"update": update, "global_step": update * 64, "losses/loss": 0.5})
+    tracker.close()
+    assert (asked[0]["id"], asked[0]["resume"]) == ("ab12", "allow")
+    assert sent == [320, 384] and tracker.run_id == "ab12"
 
 
 def test_a_service_that_fails_during_the_run_is_said_once(tracker, monkeypatch, capsys):

@@ -36,8 +36,8 @@ class Terminal:
     def write(self, row: Row) -> None:
         if "update" not in row:  # what comes after the training
             return
+        shown = not self._row or is_logged(row, self._frequency, self._plan.updates)
         self._row = row
-        shown = row["update"] == 1 or is_logged(row, self._frequency, self._plan.updates)
         if shown and not self._console.is_terminal:
             self._print(line(row, self._plan))
         if row["update"] == self._plan.updates:

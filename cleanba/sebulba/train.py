@@ -320,8 +320,10 @@ def follow(setup: Setup, job: Job, cleanup: ExitStack) -> None:
 def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console) -> Outcome:
     """The main thread of the first process, which keeps the records of the job."""
     check_wishes(setup.args, setup.env)
+    earlier = setup.beginning.earlier
+    run_dir = earlier.run_dir if earlier else make_run_dir(setup.args)
     crew = make_crew(setup, job, cleanup)
-    logbook = open_logbook(setup, crew, cleanup, console)
+    logbook = open_logbook(setup, run_dir, crew, cleanup, console)
     cleanup.callback(crew.wires.close)
     try:
         crew.start(job)
@@ -365,11 +367,10 @@ def make_outcome(setup: Setup, logbook: Logbook) -> Outcome:
     return Outcome(logbook.run_dir, model, done.row)
 
 
-def open_logbook(setup: Setup, crew: Crew, cleanup: ExitStack, console: Console) -> Logbook:
+def open_logbook(setup: Setup, run_dir: Path, crew: Crew, cleanup: ExitStack, console: Console) -> Logbook:
     args, topology, plan, env, algorithm, beginning = setup
     earlier = beginning.earlier
     checkpoint = earlier.checkpoint if earlier else None
-    run_dir = earlier.run_dir if earlier else make_run_dir(args)
     metrics = earlier.metrics if earlier else JsonLines(run_dir)
     cleanup.callback(metrics.close)
     record = write_args(
