@@ -119,6 +119,14 @@ class Round:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.01)
 
+    def wait_for_fault(self, process: Any) -> float:
+        """Inside the process; when it was."""
+        deadline = time.monotonic() + 100
+        while not (self.folder / "fault").exists():
+            assert process.poll() is None and time.monotonic() < deadline, "nothing happened"
+            time.sleep(0.005)
+        return time.monotonic()
+
     def end(self, process: Any, since: float, code: int | tuple[int, ...], *said: str) -> float:
         """The process ends as promised; the seconds that it took."""
         output = process.communicate(timeout=60)[0]
@@ -204,6 +212,7 @@ def job_member_killed(round: Round) -> Result:
     now = time.monotonic()
     job_member(round, process).kill()
     seconds = round.end(process, now, 128 + signal.SIGKILL, "was lost")
+    assert seconds < 15, f"it took {seconds:.1f} s"
     return Result(seconds, round.resume("resumed after update"))
 
 
@@ -225,12 +234,8 @@ def failing(kind: str, most: int, *said: str) -> Callable[[Round], Result]:
 
     def fault(round: Round) -> Result:
         process = round.start(fault=(kind, round.chance.randint(most // 8, most * 3 // 4)))
-        deadline = time.monotonic() + 100
-        while process.poll() is None and time.monotonic() < deadline:
-            rows, now = len(round.updates()), time.monotonic()
-            time.sleep(0.02)
-        seconds = round.end(process, now, 1, "lost:", *said)
-        assert rows <= len(round.updates())
+        seconds = round.end(process, round.wait_for_fault(process), 1, "lost:", *said)
+        assert seconds < 10, f"it took {seconds:.1f} s"
         return Result(seconds, round.resume("resumed after update"))
 
     return fault
@@ -313,10 +318,7 @@ def killed_in_a_write(round: Round) -> Result:
     process = round.start(
         "--checkpoint-minutes", "0.003", fault=("kill in a write", round.chance.randint(2, 6))
     )
-    deadline = time.monotonic() + 100
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    seconds = round.end(process, time.monotonic(), -signal.SIGKILL)
+    seconds = round.end(process, round.wait_for_fault(process), -signal.SIGKILL)
     assert list(round.run_dir.glob("checkpoints/*.unfinished"))
     lost = round.resume("resumed after update")
     assert not list(round.run_dir.glob("checkpoints/*.unfinished"))

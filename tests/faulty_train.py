@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from functools import wraps
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -24,7 +25,10 @@ def at(moment, method, change):
     def changed(*args):
         nonlocal calls
         calls += 1
-        return change(method, *args) if calls == moment else method(*args)
+        if calls != moment:
+            return method(*args)
+        Path(os.environ["CLEANBA_FAULT_ROUND"], "fault").touch()
+        return change(method, *args)
 
     return changed
 

@@ -12,7 +12,6 @@ import pytest
 from conftest import REPO, read_rows
 
 from cleanba.sebulba.actor import Actor
-from cleanba.sebulba.checkpoint import find_checkpoint
 from cleanba.sebulba.envs import Envs
 from cleanba.sebulba.learner import Learner
 from cleanba.sebulba.metrics import JsonLines
@@ -143,7 +142,7 @@ def test_a_signal_leaves_a_checkpoint_and_75(tmp_path, number):
     assert stopped in errors and "Traceback" not in errors
     assert json.loads((run_dir / "args.json").read_text())["layout"] == "a0-l0-d1"
     assert load_model(run_dir / "cleanba_ppo.cleanrl_model").steps == rows[-1]["global_step"]
-    assert find_checkpoint(run_dir).update == len(rows)
+    assert [path.stem for path in run_dir.glob("checkpoints/*")] == [f"update-{len(rows)}"]
 
 
 def test_a_signal_before_the_first_update_leaves_75(tmp_path):
@@ -175,6 +174,28 @@ def test_a_second_ctrl_c_leaves_within_two_seconds(tmp_path):
     code, seconds, errors = send(command, signal.SIGINT, (tmp_path / "saving").exists)
     assert code == 130 and seconds < 2
     assert "interrupted again: leaving at once" in errors
+
+
+@pytest.mark.parametrize(("ctrl_c", "code"), [(False, 1), (True, 75)])
+def test_a_run_whose_output_nobody_reads_any_more_leaves_a_checkpoint(tmp_path, ctrl_c, code):
+    """`| head` has seen enough; `| tee log` gets the same Ctrl-C."""
+    command = subprocess.Popen(
+        [sys.executable, REPO / "cleanba/cleanba_ppo.py", *SMALL.split(), "--log-frequency", "1"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for _ in range(5):
+        command.stdout.readline()
+    if ctrl_c:
+        command.send_signal(signal.SIGINT)
+    command.stdout.close()
+    with command.stderr:
+        errors = command.stderr.read()
+    assert command.wait(30) == code, errors
+    assert ("stopped by SIGINT" if ctrl_c else "lost: ") in errors and "Traceback" not in errors
+    assert list(tmp_path.glob("runs/*/checkpoints/*"))
 
 
 LARGE_NETWORK = """

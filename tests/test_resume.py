@@ -5,21 +5,24 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 from conftest import REPO, read_rows
+from safetensors import safe_open
 from test_distributed import free_address
 from test_equivalence import distance
 from test_metrics import all_events, read_events
 from test_tracking import offline, read_history, read_records
 
 from cleanba import cleanba_impala, cleanba_ppo
-from cleanba.sebulba.args import UsageError, given_flags
-from cleanba.sebulba.checkpoint import load_checkpoint
-from cleanba.sebulba.envs import RESUMED, Envs, EnvStep, env_seeds
+from cleanba.sebulba.args import BatchPlan, UsageError, given_flags
+from cleanba.sebulba.envs import RESUMED, Envs, EnvStep, env_seeds, env_spec
 from cleanba.sebulba.metrics import InUse, JsonLines
 from cleanba.sebulba.resume import choose_beginning
+from cleanba.sebulba.topology import Topology
+from cleanba.sebulba.train import saved_like
 
 UPDATES = 10
 EVERY_UPDATE = dict(checkpoint_minutes=1e-9, keep_checkpoints=100)
@@ -38,6 +41,19 @@ def cut_back(run_dir, update):
     (copy / "metrics.jsonl").write_text("".join(rows[: update + 2]) + rows[-1][:40])
     (copy / "finished.json").unlink(missing_ok=True)
     return copy
+
+
+def about(run_dir, update):
+    """What a checkpoint says of itself."""
+    with safe_open(run_dir / f"checkpoints/update-{update}.safetensors", framework="numpy") as file:
+        return json.loads(file.metadata()["about"])
+
+
+def like(args):
+    """What such a run saves."""
+    env = env_spec(args)
+    plan = BatchPlan.create(args, Topology(args.actor_device_ids, args.learner_device_ids))
+    return saved_like(cleanba_ppo.make_algorithm(args, env, plan))
 
 
 def digests(rows):
@@ -110,8 +126,7 @@ def test_a_run_resumed_twice_counts_twice(run):
     run(**TEN_UPDATES, resume=str(once))
     twice = cut_back(once, 6)
     run(**TEN_UPDATES, resume=str(twice))
-    found = [load_checkpoint(twice / f"checkpoints/update-{update}.safetensors") for update in (3, 6, 9)]
-    assert [checkpoint.resumes for checkpoint in found] == [0, 1, 2]
+    assert [about(twice, update)["resumes"] for update in (3, 6, 9)] == [0, 1, 2]
     parts = json.loads((twice / "args.json").read_text())["parts"]
     assert [part["from_update"] for part in parts] == [0, 3, 6]
 
@@ -212,7 +227,8 @@ def resume(folder, flags="", algorithm=cleanba_ppo):
     names, values = flags.split()[::2], [json.loads(value) for value in flags.split()[1::2]]
     names = [name[2:].replace("-", "_") for name in names]
     typed = {n: tuple(v) if isinstance(v, list) else v for n, v in zip(names, values, strict=True)}
-    beginning = choose_beginning(algorithm.Args(resume=str(folder), **typed), given_flags(flags.split()), 1)
+    args = algorithm.Args(resume=str(folder), **typed)
+    beginning = choose_beginning(args, given_flags(flags.split()), 1, like)
     beginning.earlier.metrics.close()
     return beginning
 
@@ -236,6 +252,7 @@ def test_arguments_come_from_the_run(copy):
         ("--total-timesteps 128", "--total-timesteps 128 is less than the 256 of"),
         ("--local-num-envs 8", "the run has 4 environments, 1 actor threads with --local-num-envs 8 have 8"),
         ("--num-actor-threads 3", "the run has 4 environments, 3 actor threads"),
+        ("--num-actor-threads 2 --local-num-envs 4", "2 actor threads with --local-num-envs 4 have 8"),
     ],
 )
 def test_what_cannot_change_is_refused_by_name(copy, flags, message):
@@ -304,7 +321,7 @@ def auto(stopped, **changes):
     args = json.loads((stopped / "args.json").read_text())["args"] | changes
     args = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
     args |= dict(resume="auto", runs_dir=str(stopped.parent))
-    beginning = choose_beginning(cleanba_ppo.Args(**args), set(), 1)
+    beginning = choose_beginning(cleanba_ppo.Args(**args), set(), 1, like)
     if beginning.earlier:
         beginning.earlier.metrics.close()
     return beginning
@@ -327,6 +344,32 @@ def test_auto_takes_the_newest_unfinished_run_with_the_same_arguments(copy):
     assert auto(copy, learner_device_ids=(1, 2), log_frequency=3, track=True).earlier.run_dir == newer
 
 
+def test_auto_goes_on_and_on_after_the_layout_has_changed(copy):
+    """The flag is for each thread: with two of them the same command asks for twice the environments."""
+    for _ in range(2):
+        beginning = auto(copy, num_actor_threads=2, local_num_envs=4)
+        assert beginning.earlier.run_dir == copy and beginning.args.local_num_envs == 2
+        record = json.loads((copy / "args.json").read_text())
+        record["args"] |= dict(num_actor_threads=2, local_num_envs=2)  # as the resumed run has it
+        (copy / "args.json").write_text(json.dumps(record))
+    with pytest.raises(UsageError, match="the run has 4 environments, 3 actor threads"):
+        auto(copy, num_actor_threads=3, local_num_envs=4)
+
+
+def test_auto_tells_experiments_with_other_numbers_of_environments_apart(copy):
+    assert auto(copy, local_num_envs=8).earlier is None
+    assert auto(copy, num_actor_threads=2, local_num_envs=2).earlier.run_dir == copy
+
+
+def test_auto_does_not_pass_over_a_run_that_it_cannot_read(copy, monkeypatch):
+    def stale(*_, **__):
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr("cleanba.sebulba.checkpoint.safe_open", stale)
+    with pytest.raises(UsageError, match="Stale file handle"):
+        auto(copy)
+
+
 @pytest.mark.parametrize("change", [dict(seed=2), dict(gamma=0.9), dict(total_timesteps=1280)], ids=str)
 def test_auto_starts_afresh_with_other_arguments(copy, change):
     beginning = auto(copy, **change)
@@ -336,15 +379,16 @@ def test_auto_starts_afresh_with_other_arguments(copy, change):
 def test_auto_leaves_a_run_alone_that_is_under_way(copy, capsys):
     metrics = JsonLines(copy)
     assert auto(copy).earlier is None
-    assert "is under way; it is not taken up" in capsys.readouterr().err
+    assert "is in use: another process is training there" in capsys.readouterr().err
     metrics.close()
 
 
-def test_auto_starts_afresh_where_nothing_was_saved_yet(copy):
+def test_auto_starts_afresh_where_nothing_was_saved_yet(copy, capsys):
     shutil.rmtree(copy / "checkpoints")
     assert auto(copy).earlier is None
+    assert "not resumed: " in capsys.readouterr().err
     nowhere = cleanba_ppo.Args(resume="auto", runs_dir=str(copy / "nowhere"))
-    assert choose_beginning(nowhere, set(), 1).earlier is None
+    assert choose_beginning(nowhere, set(), 1, like).earlier is None
 
 
 def test_a_finished_command_is_not_taken_up_again(copy):
@@ -366,6 +410,17 @@ def test_rows_after_the_checkpoint_are_cut(tmp_path):
         metrics.write({"update": 4})
         metrics.close()
         assert [row["update"] for row in read_rows(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_missing_rows_are_said_and_later_ones_stay(tmp_path, capsys):
+    lines = [json.dumps({"update": u, "global_step": 10 * u}) + "\n" for u in range(1, 7)]
+    lines[1] = "damaged\n"
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    metrics = JsonLines(tmp_path)
+    metrics.cut_after(4)
+    metrics.close()
+    assert "lacks the rows of 1 updates" in capsys.readouterr().err
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines[:4])
 
 
 def test_tensorboard_forgets_what_was_after_the_checkpoint(copy):
@@ -401,13 +456,64 @@ def test_the_tracked_run_goes_on_and_repeats_nothing(tmp_path):
     assert ids[0] == ids[1]
 
 
+def test_tracking_that_begins_late_has_everything_and_is_remembered(tmp_path):
+    """Three parts: without tracking, with it, without. The second has the rows of the first, too."""
+    small = "--env-id CartPole-v1 --local-num-envs 4 --num-actor-threads 1 --num-steps 16 --log-frequency 1"
+    flags = "--total-timesteps 320 --checkpoint-minutes 1e-9 --keep-checkpoints 100"
+    ppo, env = ["-m", "cleanba.cleanba_ppo"], offline(tmp_path) | {"WANDB_RUN_ID": "my.run"}
+    command(tmp_path, *ppo, *small.split(), *flags.split(), **env)
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    longer = ["--resume", run_dir, "--total-timesteps"]
+    tracked = command(tmp_path, *ppo, *longer, 640, "--track", **env)
+    assert tracked.returncode == 0, tracked.stderr
+    assert [row["_step"] for row in read_history(run_dir)] == [64 * u for u in range(1, 11)]
+    silent = command(tmp_path, *ppo, *longer, 704, "--no-track", **env)
+    assert silent.returncode == 0, silent.stderr
+    assert about(run_dir, 11)["tracker"] == "my.run"
+
+
+UPLOAD = """
+import sys, time
+from cleanba import cleanba_ppo
+from cleanba.sebulba import finish, train
+
+finish.check_upload = lambda args: None
+train.share = lambda outcome, console: (open("sharing", "w").close(), time.sleep(float(sys.argv[1])))
+cleanba_ppo.main(argv=sys.argv[2:])
+"""
+
+
+def test_a_run_is_held_until_the_last_thing_is_done_and_what_was_asked_for_is_remembered(copy, tmp_path):
+    """It is resumed with --upload-model, stopped in the upload, and resumed without any flag."""
+    resume = ["--resume", copy]
+    first = subprocess.Popen(
+        [sys.executable, "-c", UPLOAD, "60", *map(str, resume), "--upload-model"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPO)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "sharing").exists():
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.05)
+    second = command(tmp_path, "-c", UPLOAD, "0", *resume)
+    assert second.returncode == 2 and "is in use" in second.stderr
+    first.terminate()
+    assert "stopped by SIGTERM after update 10 of 10" in first.communicate(timeout=30)[1]
+    assert first.returncode == 75 and not (copy / "finished.json").exists()
+    (tmp_path / "sharing").unlink()
+    third = command(tmp_path, "-c", UPLOAD, "0", *resume)
+    assert third.returncode == 0, third.stderr
+    assert (tmp_path / "sharing").exists() and (copy / "finished.json").exists()
+
+
 SECRETS = {
     "WANDB_API_KEY": "k" * 36 + "wxyz",
     "HF_TOKEN": "hf_abcdefghijklmnop",
     "AWS_SECRET_ACCESS_KEY": "s3cr3t-s3cr3t",
     "HTTPS_PROXY": "http://somebody:pa55word@127.0.0.1:9",
 }
-LEAKING = f"""
+LEAKING = """
 import os, sys
 from cleanba import cleanba_ppo
 from cleanba.sebulba.envs import Envs
@@ -417,21 +523,24 @@ step, calls = Envs.step, 0
 def leak(self, action):
     global calls
     calls += 1
-    if calls > 40:
-        raise RuntimeError(" ".join(os.environ[name] for name in {list(SECRETS)}))
+    if calls > LAST_CALL:
+        raise RuntimeError(" ".join(os.environ[name] for name in NAMES))
     return step(self, action)
 
 Envs.step = leak
 cleanba_ppo.main(argv=sys.argv[1:])
-"""
+""".replace("NAMES", str(list(SECRETS)))
 
 
-def test_secrets_reach_neither_the_run_folder_nor_what_is_said(tmp_path):
+@pytest.mark.parametrize("calls", [40, 80], ids=["training", "evaluation"])
+def test_secrets_reach_neither_the_run_folder_nor_what_is_said(tmp_path, calls):
     """Even where an exception has them in its message."""
     small = "--env-id CartPole-v1 --local-num-envs 4 --num-actor-threads 1 --num-steps 16"
-    flags = [*small.split(), "--track", "--save-model", "--checkpoint-minutes", "1e-9"]
-    failed = command(tmp_path, "-c", LEAKING, *flags, **offline(tmp_path) | SECRETS)
-    assert failed.returncode == 1 and "(the value of HF_TOKEN)" in failed.stderr, failed.stderr
+    small += " --total-timesteps 320 --checkpoint-minutes 1e-9"
+    flags = [*small.split(), "--track", "--save-model"]
+    script = LEAKING.replace("LAST_CALL", str(calls))
+    failed = command(tmp_path, "-c", script, *flags, **offline(tmp_path) | SECRETS)
+    assert "(the value of HF_TOKEN)" in failed.stderr, failed.stderr
     said = failed.stdout + failed.stderr
     left = {path: path.read_bytes() for path in tmp_path.glob("runs/**/*") if path.is_file()}
     assert {".safetensors", ".wandb", ".cleanrl_model"} <= {path.suffix for path in left}

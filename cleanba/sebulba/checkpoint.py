@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import time
 from contextlib import suppress
@@ -16,7 +17,7 @@ from safetensors.numpy import save
 from cleanba.sebulba.args import UsageError
 from cleanba.sebulba.command import first_line, say
 from cleanba.sebulba.envs import Episode
-from cleanba.sebulba.files import tensor_names, write_whole
+from cleanba.sebulba.files import named_tensors, tensor_names, write_whole
 from cleanba.sebulba.learner import LearnerState
 from cleanba.sebulba.metrics import Row
 
@@ -39,18 +40,7 @@ class Checkpoint(NamedTuple):
     row: Row  # of the last update
     recent: list[Episode]  # the games over which returns are averaged
     tracker: str | None  # the run's id there
-    tensors: dict[str, np.ndarray]  # those of Saved, by name
-
-    def saved(self, like: Saved) -> Saved:
-        """The tensors as a tree with the shapes and types of `like`."""
-        expected = dict(zip(tensor_names(like), jax.tree.leaves(like), strict=True))
-        for name in expected.keys() | self.tensors.keys():
-            should, found = (_in_words(tensors.get(name)) for tensors in (expected, self.tensors))
-            if should != found:
-                raise UsageError(
-                    f"the checkpoint is of another network: {name} should be {should}, is {found}"
-                )
-        return jax.tree.unflatten(jax.tree.structure(like), [self.tensors[name] for name in expected])
+    saved: Saved
 
 
 class Damaged(Exception):
@@ -58,33 +48,54 @@ class Damaged(Exception):
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    about = json.dumps({name: value for name, value in checkpoint._asdict().items() if name != "tensors"})
-    metadata = {"format": str(FORMAT), "about": about, "digest": _digest(about, checkpoint.tensors)}
-    write_whole(path, save(checkpoint.tensors, metadata))
+    tensors = named_tensors(checkpoint.saved)
+    about = json.dumps({name: value for name, value in checkpoint._asdict().items() if name != "saved"})
+    metadata = {"format": str(FORMAT), "about": about, "digest": _digest(about, tensors)}
+    write_whole(path, save(tensors, metadata))
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """Safetensors has compared all sizes with that of the file before any of them is allocated."""
+def load_checkpoint(path: Path, like: Saved) -> Checkpoint:
+    """With tensors of the shapes and types of `like`. They are compared before any of them is read, and
+    safetensors has compared all sizes with that of the file."""
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             if int(metadata["format"]) > FORMAT:
                 raise UsageError(f"{path} was written by a newer Cleanba; update this one")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            _check_tensors(path, file, like)
+            tensors = {name: file.get_tensor(name) for name in tensor_names(like)}
         if _digest(metadata["about"], tensors) != metadata["digest"]:
             raise Damaged("its digest does not fit its content")
-        about = json.loads(metadata["about"])
-        return _checked(Checkpoint(**about, tensors=tensors))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        saved = jax.tree.unflatten(jax.tree.structure(like), tensors.values())
+        return _checked(Checkpoint(**json.loads(metadata["about"]), saved=saved))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise Damaged(f"{type(error).__name__}: {first_line(error)}") from error
+
+
+def _check_tensors(path: Path, file: Any, like: Saved) -> None:
+    parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    found = {name: _in_words(NAMES.get(part.get_dtype()), part.get_shape()) for name, part in parts.items()}
+    leaves = zip(tensor_names(like), jax.tree.leaves(like), strict=True)
+    expected = {name: _in_words(leaf.dtype, leaf.shape) for name, leaf in leaves}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise UsageError(
+                f"{path} is of another network: {name} should be {expected.get(name, 'absent')}, "
+                f"is {found.get(name, 'absent')}"
+            )
 
 
 def _checked(found: Checkpoint) -> Checkpoint:
     """Its digest is right, yet it may have been made by hand."""
-    counts = (found.update, found.resumes, found.row["global_step"], found.row["stats/games"])
+    row = found.row
+    counts = (found.update, found.resumes, row["update"], row["global_step"], row["stats/games"])
     if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
         raise ValueError(f"impossible counts {counts}")
-    if found.tracker is not None and not re.fullmatch(r"[\w-]{1,64}", found.tracker):
+    if found.update != row["update"] or not math.isfinite(row["seconds"]):
+        raise ValueError("a row that does not belong to it")
+    if found.tracker is not None and not re.fullmatch(r"[^/\\\0]+", found.tracker):
         raise ValueError("impossible id of a tracked run")  # it becomes part of a path
     games = [Episode(float(total), int(length)) for total, length in found.recent]
     return found._replace(recent=games)
@@ -92,57 +103,59 @@ def _checked(found: Checkpoint) -> Checkpoint:
 
 def _digest(about: str, tensors: dict[str, np.ndarray]) -> str:
     digest = hashlib.blake2b(about.encode(), digest_size=16)
-    for name in sorted(tensors):
-        digest.update(f"{name} {_in_words(tensors[name])}".encode())
-        digest.update(tensors[name].data)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {_in_words(tensor.dtype, tensor.shape)}".encode())
+        digest.update(tensor.data)
     return digest.hexdigest()
 
 
-def _in_words(tensor: Any) -> str:
-    return "absent" if tensor is None else f"{np.dtype(tensor.dtype).name} {tuple(tensor.shape)}"
+NAMES = {"F32": "float32", "I32": "int32", "U32": "uint32"}  # safetensors' own
+
+
+def _in_words(dtype: Any, shape: Any) -> str:
+    return f"{dtype} {tuple(shape)}"
 
 
 # ------------------------------------------------------------------------------------- the last few of a run
 
 
-class Checkpoints:
-    """Those of one run."""
+class Keeper:
+    """Of the checkpoints of one run."""
 
     def __init__(self, run_dir: Path, minutes: float, keep: int, newest: Checkpoint | None = None):
-        self.newest = newest
         self._folder = run_dir / FOLDER
         self._seconds = 60 * minutes
         self._keep = keep
         self._tried = time.monotonic()
+        self._note(newest)
 
     @property
     def is_due(self) -> bool:
         return time.monotonic() - self._tried > self._seconds
 
-    def has(self, update: int) -> bool:
-        return self.newest is not None and self.newest.update == update
-
     def save(self, checkpoint: Checkpoint) -> None:
-        """A failure is said, and all else goes on."""
-        try:
-            self._folder.mkdir(exist_ok=True)
-            save_checkpoint(_path(self._folder, checkpoint.update), checkpoint)
-        except OSError as error:
-            last = f"the last one is of update {self.newest.update}" if self.newest else "there is none yet"
-            say(f"no checkpoint of update {checkpoint.update}: {error.strerror}; {last}")
-        else:
-            self.newest = checkpoint._replace(tensors={})
-            unfinished = self._folder.glob("*.unfinished")  # of a process that was killed
-            for path in (*_newest_first(self._folder)[self._keep :], *unfinished):
-                path.unlink(missing_ok=True)
         self._tried = time.monotonic()
+        self._folder.mkdir(exist_ok=True)
+        save_checkpoint(_path(self._folder, checkpoint.update), checkpoint)
+        self._note(checkpoint)
+        unfinished = self._folder.glob("*.unfinished")  # of a process that was killed
+        for path in (*_newest_first(self._folder)[self._keep :], *unfinished):
+            with suppress(OSError):
+                path.unlink()
+
+    def _note(self, newest: Checkpoint | None) -> None:
+        self.update = newest.update if newest else None  # of the newest one
+        self.step: int = newest.row["global_step"] if newest else 0
 
 
-def find_checkpoint(run_dir: Path) -> Checkpoint | None:
+def find_checkpoint(run_dir: Path, like: Saved) -> Checkpoint | None:
     """The newest one that is whole; those that are not are set aside."""
     for path in _newest_first(run_dir / FOLDER):
         try:
-            return load_checkpoint(path)
+            checkpoint = load_checkpoint(path, like)
+            if path != _path(run_dir / FOLDER, checkpoint.update):
+                raise Damaged(f"it is of update {checkpoint.update}")
+            return checkpoint
         except Damaged as damage:
             say(f"{path} is damaged ({damage}); trying the one before it")
             with suppress(OSError):

@@ -69,8 +69,15 @@ def stopping_gently(action: Callable[[str], None]) -> Iterator[list[str]]:
         _gently = None
 
 
+def no_more_stops() -> None:
+    """All is done: a signal that comes now must not make it look unfinished."""
+    global _gently
+    _gently = lambda name: None  # noqa: E731
+
+
 @contextmanager
 def _signals_handled(numbers: list[signal.Signals]) -> Iterator[None]:
+    global _gently
     if threading.current_thread() is not threading.main_thread():  # only it can
         yield
         return
@@ -83,6 +90,7 @@ def _signals_handled(numbers: list[signal.Signals]) -> Iterator[None]:
         for number, handler in previous.items():
             signal.signal(number, handler)
         _came.clear()
+        _gently = None
 
 
 # ----------------------------------------------------------------------------------------------- commands
@@ -102,6 +110,8 @@ def command(*, resumable: bool = False) -> Iterator[Console]:
                 leave_now(2)
             sys.exit(2)
         except SystemExit as leaving:  # rich's, when nobody reads any more
+            for note in getattr(leaving, "__notes__", []):
+                say(note)
             if jax.distributed.is_initialized():
                 leave_now(leaving.code if isinstance(leaving.code, int) else 1)
             raise

@@ -1,5 +1,6 @@
 """Files that survive what happens to machines: all at once or not at all, and patient with full disks."""
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -18,7 +19,7 @@ def write_whole(path: Path, data: bytes) -> None:
         with unfinished.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            _sync(file.fileno())
         os.replace(unfinished, path)
         _sync_folder(path.parent)
     except OSError:
@@ -29,9 +30,17 @@ def write_whole(path: Path, data: bytes) -> None:
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems cannot, folders above all
+            raise
 
 
 class PatientFile:
@@ -73,13 +82,11 @@ class PatientFile:
         self._complained = False
         return True
 
-    def sync(self) -> bool:
-        """Whether all of it is on the disk, and not only on its way there."""
-        try:
-            os.fsync(self._file)
-        except OSError:
-            return False
-        return not self._kept
+    def sync(self) -> None:
+        """All of it is on the disk, and not only on its way there; or an OSError."""
+        if not self.append(b""):
+            raise OSError(errno.ENOSPC, f"{self._path.name} is not complete")
+        _sync(self._file)
 
     def close(self) -> None:
         if not self.append(b""):

@@ -9,7 +9,7 @@ import jax
 from rich.console import Console
 
 from cleanba.sebulba.args import RunArgs, file_name
-from cleanba.sebulba.command import first_line, need_extra, say
+from cleanba.sebulba.command import Ended, first_line, need_extra, say
 from cleanba.sebulba.envs import Envs, EnvSpec
 from cleanba.sebulba.evaluate import Evaluation, evaluate, film_of, playing
 from cleanba.sebulba.hub import check_upload, repo_name, upload
@@ -60,7 +60,10 @@ def keep_model(args: RunArgs, outcome: Outcome) -> Outcome:
     if not (args.save_model or args.upload_model):
         return outcome
     path = outcome.run_dir / file_name(f"{args.exp_name}{SUFFIX}")
-    save_model(path, outcome.model)
+    try:
+        save_model(path, outcome.model)
+    except OSError as error:
+        raise Ended(f"the model could not be saved ({error.strerror})") from error
     return outcome._replace(saved=path)
 
 
@@ -68,7 +71,7 @@ def evaluation_row(evaluation: Evaluation, steps: int) -> Row:
     return {"global_step": steps} | {f"eval/{name}": value for name, value in evaluation.scores().items()}
 
 
-def share(args: RunArgs, outcome: Outcome, console: Console) -> None:
+def share(outcome: Outcome, console: Console) -> None:
     try:
         with console.status("uploading the model"):
             address = upload(outcome.run_dir, outcome.model, outcome.evaluation)
@@ -76,7 +79,7 @@ def share(args: RunArgs, outcome: Outcome, console: Console) -> None:
         folder = shlex.quote(str(outcome.run_dir))
         say(
             f"the upload failed ({type(error).__name__}: {first_line(error)}); the model is kept in "
-            f"{outcome.saved}; try again with: hf upload {repo_name(args)} {folder} . "
+            f"{outcome.saved}; try again with: hf upload {repo_name(outcome.model.args)} {folder} . "
             "--exclude 'wandb/*' 'checkpoints/*'"
         )
     else:
@@ -89,6 +92,6 @@ def surviving(what: str, outcome: Outcome) -> Iterator[None]:
     try:
         yield
     except Exception:
-        traceback.print_exc(limit=-4, chain=False)
+        say(traceback.format_exc(limit=-4, chain=False).rstrip())
         kept = f"the model is kept in {outcome.saved}" if outcome.saved else f"see {outcome.run_dir}"
         say(f"{what} failed; {kept}")

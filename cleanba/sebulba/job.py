@@ -26,10 +26,19 @@ import jax
 
 from cleanba.sebulba.args import RunArgs, UsageError, flag
 from cleanba.sebulba.channel import Channel, ChannelClosed
-from cleanba.sebulba.command import ANOTHER_PROCESS, PREEMPTED, Ended, first_line, leave_now, say
+from cleanba.sebulba.command import (
+    ANOTHER_PROCESS,
+    PREEMPTED,
+    Ended,
+    first_line,
+    leave_now,
+    say,
+    without_secrets,
+)
 
 Message = dict[str, Any]
 LEAVE_SECONDS = 3.0  # that a process has to hear who was lost, and to leave by itself then
+SAVE_SECONDS = 8.0  # that process 0 has for it, and to save what there is
 LARGEST_MESSAGE = 2**24  # bytes
 SILENT_HOST_MS = 10_000  # after which a host that does not even acknowledge what it is sent counts as lost
 HEARTBEAT_SECONDS = 3600  # of JAX's runtime: it knows no more than the lines here, and would abort
@@ -207,7 +216,7 @@ class Job:
     def finish(self) -> None:
         """All processes have come to the end; process 0 goes on alone."""
         if self.processes > 1:
-            jax.distributed.shutdown()  # waits for all
+            _in_a_thread(jax.distributed.shutdown)  # waits for all; signals reach this thread in Python only
         self._finished = True
         self._send(bye=True)
         for listener in self._listeners:  # one that woke up while Python exits could abort it
@@ -223,7 +232,7 @@ class Job:
         """Tell the others why this process leaves, and how they shall. What they say then is no news."""
         if not self._finished:
             self._finished = True
-            self._send(failed=why, exit_code=exit_code)
+            self._send(failed=without_secrets(why), exit_code=exit_code)
 
     def reason_of(self, error: Exception) -> Exception:
         """A collective breaks when another process is gone: then that is the reason, and who it was."""
@@ -283,8 +292,8 @@ class Job:
 
     def _leave_later(self) -> None:
         """For a process that does not come to its end by itself, inside a collective for instance. Process 0
-        has this time to close its records; the others leave when it has."""
-        time.sleep(LEAVE_SECONDS)
+        has more time, to write a checkpoint and close its records."""
+        time.sleep(SAVE_SECONDS if self.process == 0 else LEAVE_SECONDS)
         assert self.loss is not None
         if self.process == 0:
             say(f"error: {self.loss}")
@@ -294,6 +303,23 @@ class Job:
         for line in self._lines.values():
             with suppress(OSError):  # whoever listens to that line notices
                 line.send(**message)
+
+
+def _in_a_thread(work: Callable[[], None]) -> None:
+    """Run it, and wait for it."""
+    failed: list[Exception] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
 
 
 def where_threads_stand() -> str:
@@ -317,6 +343,7 @@ def joined(place: Place, args: RunArgs) -> Iterator[Job]:
     try:
         if lines:
             start_runtime(runtime, place, math.ceil(args.join_seconds))
+            jax.local_devices()  # all processes compare their devices: before one waits for another
         yield job
     except KeyboardInterrupt:
         job.fail("it was stopped", PREEMPTED)
@@ -327,6 +354,8 @@ def joined(place: Place, args: RunArgs) -> Iterator[Job]:
     except Exception as error:
         reason = job.reason_of(error)
         if reason is not error:
+            for note in getattr(error, "__notes__", []):
+                reason.add_note(note)
             raise reason from None
         if not job.loss:
             job.fail(f"{type(error).__name__}: {first_line(error)}")

@@ -172,8 +172,8 @@ class Process:
 
 
 def wait_for_all(processes: list[Process], signals: list[int]) -> list[Process]:
-    """Those that fail, in order. After the first the others have some time to end by themselves; after a
-    signal they have all the time they need, until a Ctrl-C comes on top of it."""
+    """Those that fail, in order. After the first has left, the others have some time to end by themselves. A
+    signal alone sets no limit; a Ctrl-C on top of it does."""
     ended: queue.Queue[Process] = queue.Queue()
 
     def wait(process: Process) -> None:
@@ -208,7 +208,8 @@ def signals_to(processes: list[Process]) -> Iterator[list[int]]:
             process.signal(number)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-    previous = {number: signal.signal(number, pass_on) for number in numbers}
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, pass_on) for number in heard}
     try:
         yield came
     finally:

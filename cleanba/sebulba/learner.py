@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array, lax
 from jax.experimental import multihost_utils
 from jax.flatten_util import ravel_pytree
@@ -67,6 +68,7 @@ class Checked(NamedTuple):
 
     loss: dict[str, Any]
     gradient: Params
+    gradient_norm: Any  # it overflows before the gradient does, and clipping would make zeros of that
     params: Params
 
 
@@ -143,7 +145,7 @@ class Learner:
     def _check_finite(self, state: LearnerState, totals: list[Totals], update: int) -> None:
         for step, total in enumerate(totals):
             if any(total.bad):
-                names = tensor_names(Checked(total.metrics, state.params, state.params))
+                names = tensor_names(Checked(total.metrics, state.params, 0, state.params))
                 name = names[total.bad.index(1)]
                 raise NotFinite(
                     f"{name} is not finite in update {update + 1}, optimizer step {step + 1} of {len(totals)}"
@@ -211,7 +213,7 @@ class Learner:
             gradient = jax.tree.map(lambda g: g / denominator, gradient)
         direction, opt_state = self._algorithm.optimizer.update(gradient, state.opt_state, state.params)
         params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
-        checked = jax.tree.leaves(Checked(sums.metrics, gradient, params))
+        checked = jax.tree.leaves(Checked(sums.metrics, gradient, optax.tree.norm(gradient), params))
         bad = [~jnp.all(jnp.isfinite(x)) for x in checked]
         told = jnp.stack([*jax.tree.leaves(sums.metrics), sums.rows, wishes, *bad])
         return LearnerState(params, opt_state), told

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cleanba.sebulba.checkpoint import Checkpoint, Checkpoints, Saved
+from cleanba.sebulba.checkpoint import Checkpoint, Keeper, Saved
+from cleanba.sebulba.command import say
 from cleanba.sebulba.envs import Episode
-from cleanba.sebulba.files import named_tensors
 from cleanba.sebulba.learner import LearnerState, on_host
 from cleanba.sebulba.metrics import JsonLines, Row, Writer
 from cleanba.sebulba.records import Learned, Report, Rows
@@ -30,7 +30,7 @@ class Logbook:
         rows: Rows,
         metrics: JsonLines,
         writers: list[Writer],  # `metrics` is one of them
-        checkpoints: Checkpoints,
+        keeper: Keeper,
         key: np.ndarray,  # the data of the run's key
         resumes: int,
         tracker: str | None,
@@ -41,7 +41,7 @@ class Logbook:
         self.last = last
         self._rows = rows
         self._metrics = metrics
-        self._checkpoints = checkpoints
+        self._keeper = keeper
         self._key, self._resumes, self._tracker = key, resumes, tracker
 
     @property
@@ -54,24 +54,27 @@ class Logbook:
         for writer in self.writers:
             writer.write(row)
         self.last = Done(news.update + 1, news.state, row, self._rows.recent)
-        if self._checkpoints.is_due:
+        if self._keeper.is_due:
             self.save()
 
     def save(self) -> bool:
-        """Whether there is a checkpoint of the last update."""
+        """Whether there is a checkpoint of the last update. A failure is said, and all else goes on."""
         if self.last is None:
             return False
         update, state, row, recent = self.last
-        if not self._checkpoints.has(update) and self._metrics.sync():  # rows first, or they might get a gap
-            tensors = named_tensors(Saved(on_host(state), self._key))
-            self._checkpoints.save(Checkpoint(update, self._resumes, row, recent, self._tracker, tensors))
-        return self._checkpoints.has(update)
+        if update != self._keeper.update:
+            saved = Saved(on_host(state), self._key)
+            try:
+                self._metrics.sync()  # first: a checkpoint whose rows are not there would leave a gap
+                self._keeper.save(Checkpoint(update, self._resumes, row, recent, self._tracker, saved))
+            except OSError as error:
+                before = f"is of update {self._keeper.update}" if self._keeper.update else "does not exist"
+                say(f"no checkpoint of update {update}: {error.strerror}; the one before it {before}")
+        return update == self._keeper.update
 
     def lost(self, steps: int) -> str:
         """If the run ends now, and has done so many steps. One line."""
-        newest = self._checkpoints.newest
-        if newest is None:
+        if self._keeper.update is None:
             return f"lost: all of its {steps:,} steps; there was no checkpoint yet"
-        since = max(0, steps - newest.row["global_step"])
-        resume = f"--resume {self.run_dir} goes on from it"
-        return f"lost: {since:,} steps since the checkpoint of update {newest.update}; {resume}"
+        since, resume = max(0, steps - self._keeper.step), f"--resume {self.run_dir} goes on from it"
+        return f"lost: {since:,} steps since the checkpoint of update {self._keeper.update}; {resume}"

@@ -96,30 +96,38 @@ class JsonLines:
         except OSError as error:
             raise UsageError(f"{path} cannot be written ({error.strerror})") from error
         if not self._file.lock():
+            self._file.close()
             raise InUse(f"{run_dir} is in use: another process is training there")
         self._path = path
 
     def cut_after(self, update: int) -> int:
         """Only the rows up to that update stay. Returns the last step of which there was a row."""
-        size, last_step, keep = 0, 0, True
-        with self._path.open("rb") as rows:
-            for line in rows:
-                row = _whole_row(line)
-                if row is None:
-                    break
+        end = size = last_step = 0
+        there = set()
+        with self._path.open("rb") as lines:
+            for line in lines:
+                end += len(line)
+                row = _row(line)
                 last_step = max(last_step, row.get("global_step", 0))
-                keep = keep and row.get("update", update + 1) <= update
-                size += len(line) if keep else 0
+                if row.get("update", update + 1) <= update:
+                    size = end
+                    there.add(row["update"])
+        if missing := update - len(there):
+            say(f"{self._path} lacks the rows of {missing} updates")
         self._file.cut(size)
         return last_step
+
+    def rows(self) -> Iterator[Row]:
+        with self._path.open("rb") as lines:
+            yield from map(_row, lines)
 
     def write(self, row: Row) -> None:
         finite = {name: value if is_finite(value) else None for name, value in row.items()}  # JSON has no NaN
         self._file.append(json.dumps(finite, allow_nan=False).encode() + b"\n")
 
-    def sync(self) -> bool:
-        """Whether every row is on the disk."""
-        return self._file.sync()
+    def sync(self) -> None:
+        """Every row is on the disk, or an OSError."""
+        self._file.sync()
 
     def close(self) -> None:
         self._file.close()
@@ -129,13 +137,13 @@ class InUse(UsageError):
     """Another process has the run."""
 
 
-def _whole_row(line: bytes) -> Row | None:
-    """None for one that was cut off."""
-    with suppress(ValueError):
+def _row(line: bytes) -> Row:
+    """Empty if the line was cut off or damaged."""
+    with suppress(ValueError, RecursionError):
         row = json.loads(line)
         if line.endswith(b"\n") and isinstance(row, dict):
             return row
-    return None
+    return {}
 
 
 def is_finite(value: Any) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from cleanba.sebulba.actor import Collected
 from cleanba.sebulba.args import BatchPlan, RunArgs, UsageError, file_name
 from cleanba.sebulba.checkpoint import Checkpoint
+from cleanba.sebulba.command import Ended
 from cleanba.sebulba.envs import EnvSpec, Episode
 from cleanba.sebulba.evaluate import Evaluation
 from cleanba.sebulba.files import write_whole
@@ -157,7 +158,10 @@ def is_finished(run_dir: Path) -> bool:
 
 def mark_finished(outcome: Outcome) -> None:
     row = {name: outcome.last_row[name] for name in ("global_step", "seconds")}
-    write_whole(outcome.run_dir / FINISHED, json.dumps(row).encode() + b"\n")
+    try:
+        write_whole(outcome.run_dir / FINISHED, json.dumps(row).encode() + b"\n")
+    except OSError as error:
+        raise Ended(f"{FINISHED} could not be written ({error.strerror})") from error
 
 
 def mark_unfinished(run_dir: Path) -> None:
@@ -195,6 +199,7 @@ def write_args(
         "network": resolve_network(args, env),
         "env_options": env.options,
         **{name: part[name] for name in ("layout", "code", "machine")},
+        "begun_with_envs": (before or {}).get("begun_with_envs", args.local_num_envs),  # per actor thread
         "parts": [*(before or {}).get("parts", []), part],
     }
     try:

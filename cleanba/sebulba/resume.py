@@ -3,12 +3,12 @@
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from cleanba.sebulba.args import Checkpoints, Processes, Results, RunArgs, UsageError, flag
-from cleanba.sebulba.checkpoint import Checkpoint, find_checkpoint
+from cleanba.sebulba.checkpoint import Checkpoint, Saved, find_checkpoint
 from cleanba.sebulba.command import say
 from cleanba.sebulba.metrics import InUse, JsonLines
 from cleanba.sebulba.records import is_finished, run_name
@@ -50,42 +50,66 @@ class Beginning(NamedTuple):
         return Beginning(chosen, message["update"], message["resumes"])
 
 
-def choose_beginning(args: RunArgs, given: Set[str] | None, processes: int) -> Beginning:
-    """`given` names the flags that the user gave; the others are taken from the run. None: all of them."""
+def choose_beginning(
+    args: RunArgs, given: Set[str] | None, processes: int, like: Callable[[RunArgs], Saved]
+) -> Beginning:
+    """`given` names the flags that the user gave; the others are taken from the run. None: all of them.
+    `like` has the shapes and types of what a run with certain arguments saves."""
     if args.resume is None:
         return Beginning(args)
     if args.resume != AUTO:
-        return _take_up(Path(args.resume), args, given, processes)
-    for run_dir, record in _unfinished_runs(args):
-        if record["args"].get("total_timesteps") != args.total_timesteps:
-            continue
+        return _take_up(Path(args.resume).resolve(), args, given, processes, like)
+    for run_dir in _runs_newest_first(args):
         try:
-            return _take_up(run_dir, args, None, processes)
-        except InUse:
-            say(f"{run_dir} is under way; it is not taken up")
-        except UsageError:  # another run, or one that was killed before its first checkpoint
+            return _take_up(run_dir, args, _given_for_auto(run_dir, args), processes, like)
+        except OtherRun:
             continue
+        except (InUse, NothingSaved) as reason:
+            say(f"not resumed: {reason}")
     return Beginning(args)
 
 
-def _unfinished_runs(args: RunArgs) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Newest first, of this environment, name and seed."""
+class OtherRun(UsageError):
+    """It has other arguments, or has come to its end."""
+
+
+class NothingSaved(UsageError):
+    """It was killed before its first checkpoint."""
+
+
+def _runs_newest_first(args: RunArgs) -> list[Path]:
+    """Of this environment, name and seed."""
     name = re.compile(re.escape(run_name(args)) + r"__(\d+)")
-    found = [(name.fullmatch(path.name), path) for path in Path(args.runs_dir).glob("*")]
-    for _, path in sorted(((int(match[1]), path) for match, path in found if match), reverse=True):
-        if not is_finished(path):
-            try:
-                yield path, _read_record(path)
-            except UsageError as error:
-                say(f"not taken up: {error}")
+    found = [(name.fullmatch(path.name), path) for path in Path(args.runs_dir).glob("*/")]
+    return [path for _, path in sorted(((int(m[1]), path) for m, path in found if m), reverse=True)]
 
 
-def _take_up(run_dir: Path, args: RunArgs, given: Set[str] | None, processes: int) -> Beginning:
+def _given_for_auto(run_dir: Path, args: RunArgs) -> Set[str]:
+    """All flags count as given, but for --local-num-envs if it is what the run was begun with: then the
+    environments are shared out anew."""
+    if not (run_dir / "args.json").exists():
+        raise NothingSaved(f"{run_dir} has no args.json")
+    record = _read_record(run_dir)
+    if is_finished(run_dir) or record["args"].get("total_timesteps") != args.total_timesteps:
+        raise OtherRun
+    names = {field.name for field in dataclasses.fields(args)}
+    return names - {"local_num_envs"} if record.get("begun_with_envs") == args.local_num_envs else names
+
+
+def _take_up(
+    run_dir: Path,
+    args: RunArgs,
+    given: Set[str] | None,
+    processes: int,
+    like: Callable[[RunArgs], Saved],
+) -> Beginning:
     record = _read_record(run_dir)
     args = _merge(run_dir, record, args, given, processes)
     metrics = JsonLines(run_dir)
     try:
-        checkpoint = _checkpoint_below(args.total_timesteps, run_dir)
+        if args.resume == AUTO and is_finished(run_dir):  # meanwhile
+            raise OtherRun
+        checkpoint = _checkpoint_below(args.total_timesteps, run_dir, like(args))
     except BaseException:
         metrics.close()
         raise
@@ -93,10 +117,10 @@ def _take_up(run_dir: Path, args: RunArgs, given: Set[str] | None, processes: in
     return Beginning(args, checkpoint.update, checkpoint.resumes + 1, earlier)
 
 
-def _checkpoint_below(total: int, run_dir: Path) -> Checkpoint:
-    checkpoint = find_checkpoint(run_dir)
+def _checkpoint_below(total: int, run_dir: Path, like: Saved) -> Checkpoint:
+    checkpoint = find_checkpoint(run_dir, like)
     if checkpoint is None:
-        raise UsageError(f"{run_dir} has no checkpoint to go on from; start it again without --resume")
+        raise NothingSaved(f"{run_dir} has no checkpoint to go on from; start it again without --resume")
     steps = checkpoint.row["global_step"]
     if total < steps:
         raise UsageError(f"--total-timesteps {total} is less than the {steps} of {run_dir}; give more")
@@ -123,7 +147,7 @@ def _merge(run_dir: Path, record: dict[str, Any], args: Args, given: Set[str] | 
     names = {field.name for field in dataclasses.fields(args)}
     theirs = _with_tuples(record["args"])
     if unknown := sorted(theirs.keys() - names):
-        raise UsageError(
+        raise OtherRun(
             f"{run_dir} has arguments that this command does not know ({', '.join(map(flag, unknown))}); "
             "resume it with the command that began it"
         )
@@ -132,24 +156,22 @@ def _merge(run_dir: Path, record: dict[str, Any], args: Args, given: Set[str] | 
     for name in sorted(anew.keys() - LAYOUT - LOGGING - LENGTH):
         if anew[name] != getattr(before, name):
             was = getattr(before, name)
-            raise UsageError(f"{flag(name)} cannot change in a resumed run, which has {was}; leave it out")
+            raise OtherRun(f"{flag(name)} cannot change in a resumed run, which has {was}; leave it out")
     if "gradient_chunk" in anew:  # of the two, one counts
         anew.setdefault("gradient_accumulation_steps", None)
     here = dict(distributed=args.distributed, resume=args.resume, runs_dir=str(run_dir.parent))
     merged = dataclasses.replace(before, **anew | here)
-    return dataclasses.replace(merged, local_num_envs=_share_of_envs(record, before, merged, processes))
-
-
-def _share_of_envs(record: dict[str, Any], before: RunArgs, now: RunArgs, processes: int) -> int:
-    """--local-num-envs, such that the run keeps its number of environments on another layout."""
-    total, threads = record["plan"]["num_envs"], processes * len(now.actor_device_ids) * now.num_actor_threads
-    each = now.local_num_envs if now.local_num_envs != before.local_num_envs else total // max(threads, 1)
+    threads = processes * len(merged.actor_device_ids) * merged.num_actor_threads
+    total, each = record["plan"]["num_envs"], merged.local_num_envs
+    if "local_num_envs" not in anew and total % threads == 0:
+        each = total // threads
     if each * threads != total:
-        raise UsageError(
+        refusal = OtherRun if "local_num_envs" in anew else UsageError
+        raise refusal(
             f"the run has {total} environments, {threads} actor threads with --local-num-envs {each} have "
             f"{each * threads}; choose a layout that has {total}"
         )
-    return each
+    return dataclasses.replace(merged, local_num_envs=each)
 
 
 def _with_tuples(flags: dict[str, Any]) -> dict[str, Any]:

@@ -65,8 +65,9 @@ class RolloutBuffer:
     def check_finite(self, env_id: np.ndarray, update: int) -> None:
         """A number that is not would spread to all params. `env_id` [N] are global indices."""
         for name in ("obs", "value", "logprob", "reward"):  # in the order in which they come to be
-            rows = self.rows(name)
-            if rows.dtype.kind == "f" and not np.isfinite(rows).all():
+            array = getattr(self._arrays, name)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                rows = self.rows(name)
                 t, column = np.argwhere(~np.isfinite(rows))[0][:2]
                 where = f"at step {t} of environment {env_id[column]}"
                 raise NotFinite(f"{name} is not finite in update {update + 1}, {where}")

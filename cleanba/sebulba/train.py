@@ -20,8 +20,8 @@ from cleanba.sebulba.actor import Actor, Collected
 from cleanba.sebulba.algorithm import Algorithm, Params
 from cleanba.sebulba.args import BatchPlan, RunArgs, given_flags, parse_args
 from cleanba.sebulba.channel import Channel, ChannelClosed
-from cleanba.sebulba.checkpoint import Checkpoints, Saved
-from cleanba.sebulba.command import Ended, Stopped, command, stopping_gently
+from cleanba.sebulba.checkpoint import Keeper, Saved
+from cleanba.sebulba.command import Ended, Stopped, command, no_more_stops, stopping_gently
 from cleanba.sebulba.envs import RESUMED, Envs, EnvSpec, env_seeds, env_spec, env_threads
 from cleanba.sebulba.finish import check_wishes, finish, keep_model, share, surviving
 from cleanba.sebulba.job import Job, Place, find_place, joined
@@ -55,6 +55,7 @@ from cleanba.sebulba.terminal import Terminal
 from cleanba.sebulba.topology import Topology
 
 MakeAlgorithm = Callable[[Any, EnvSpec, BatchPlan], Algorithm]
+Conclude = Callable[[Outcome], None]  # what is left to do with it
 SILENT = Console(quiet=True, force_terminal=False)
 JOIN_SECONDS = 1.0  # for all threads to notice the end; a command does not wait longer for them
 
@@ -218,16 +219,25 @@ def train(
     console: Console = SILENT,
     *,
     given: Set[str] | None = None,
+    conclude: Conclude = lambda outcome: None,
 ) -> Outcome | None:
-    """Train to the end. The calling thread writes and shows what the others do, so it can always be
-    interrupted; an exception in any of them is raised here. Of a job's processes only the first leaves
-    records; the others return None. `given` are the flags that a resumed run shall have anew; None: all."""
+    """Train to the end, and `conclude`. The calling thread writes and shows what the others do, so it can
+    always be interrupted; an exception in any of them is raised here. Of a job's processes only the first
+    leaves records; the others return None. `given` are the flags that a resumed run shall have anew; None:
+    all."""
+
+    def like(args: RunArgs) -> Saved:
+        _, plan, env = lay_out(args, place)
+        return saved_like(make_algorithm(args, env, plan))
+
     place = find_place(args)
     if args.resume in (None, AUTO):
         lay_out(args, place)  # bad input is refused before other processes are waited for
     with joined(place, args) as job, ExitStack() as cleanup:
         if job.process == 0:
-            beginning = choose_beginning(args, given, job.processes)
+            beginning = choose_beginning(args, given, job.processes, like)
+            if beginning.earlier:
+                cleanup.callback(beginning.earlier.metrics.close)
             job.tell(beginning.to_others())
         else:
             beginning = Beginning.from_process_0(job.hear(), args)
@@ -239,7 +249,7 @@ def train(
             console.print(f"process {job.process} of {job.processes} has joined; process 0 keeps the records")
             follow(setup, job, cleanup)
             return None
-        return lead(setup, job, cleanup, console)
+        return lead(setup, job, cleanup, console, conclude)
 
 
 def lay_out(args: RunArgs, place: Place) -> tuple[Topology, BatchPlan, EnvSpec]:
@@ -293,13 +303,18 @@ def make_crew(setup: Setup, job: Job, cleanup: ExitStack) -> Crew:
     return crew
 
 
+def saved_like(algorithm: Algorithm) -> Saved:
+    """The shapes and types of what is saved."""
+    key = jax.random.key(0)
+    return jax.eval_shape(lambda: Saved(first_state(algorithm, key), jax.random.key_data(key)))
+
+
 def restore(setup: Setup) -> Saved:
     """What process 0 has read, in all processes: only it needs to see the file."""
-    key = jax.random.key(0)
-    like = jax.eval_shape(lambda: Saved(first_state(setup.algorithm, key), jax.random.key_data(key)))
     if earlier := setup.beginning.earlier:
-        return from_process_0(earlier.checkpoint.saved(like))
-    return from_process_0(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like))
+        return from_process_0(earlier.checkpoint.saved)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), saved_like(setup.algorithm))
+    return from_process_0(zeros)
 
 
 def follow(setup: Setup, job: Job, cleanup: ExitStack) -> None:
@@ -308,42 +323,50 @@ def follow(setup: Setup, job: Job, cleanup: ExitStack) -> None:
     cleanup.callback(crew.wires.close)
     done = setup.beginning.update
     crew.start(job)
-    with stopping_gently(partial(crew.stop, job)):
+    with stopping_gently(partial(crew.stop, job)) as signals:
         for news in crew.wires.learned:
             job.report(Report.of(news)._asdict())
             done = news.update + 1
         job.finish()
     if done < setup.plan.updates:
-        raise Stopped("a signal", f"after update {done} of {setup.plan.updates}, with the other processes")
+        by = signals[0] if signals else "a signal to another process"
+        raise Stopped(by, f"after update {done} of {setup.plan.updates}, with the other processes")
 
 
-def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console) -> Outcome:
+def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console, conclude: Conclude) -> Outcome:
     """The main thread of the first process, which keeps the records of the job."""
-    check_wishes(setup.args, setup.env)
-    earlier = setup.beginning.earlier
-    run_dir = earlier.run_dir if earlier else make_run_dir(setup.args)
+    args, plan, earlier = setup.args, setup.plan, setup.beginning.earlier
+    check_wishes(args, setup.env)
+    run_dir = earlier.run_dir if earlier else make_run_dir(args)
     crew = make_crew(setup, job, cleanup)
     logbook = open_logbook(setup, run_dir, crew, cleanup, console)
     cleanup.callback(crew.wires.close)
+    signals: list[str] = []
     try:
         crew.start(job)
         with stopping_gently(partial(crew.stop, job)) as signals:
             for news in crew.wires.learned:
                 logbook.write(news, [Report.of(news), *(Report(**report) for report in job.gather())])
-            outcome = keep_model(setup.args, make_outcome(setup, logbook))
-            if not logbook.save():
-                raise Ended("the last checkpoint could not be written")
+            saved = logbook.save()
             job.finish()
-        if signals or logbook.updates < setup.plan.updates:
+        if signals or logbook.updates < plan.updates:
             raise Stopped(signals[0] if signals else "a signal to another process")
-        return finish(setup.args, outcome, setup.topology.actor_devices()[0], logbook.writers, console)
+        if not saved:
+            raise Ended("the training is complete, but its last checkpoint could not be written")
+        outcome = keep_model(args, make_outcome(setup, logbook))
+        outcome = finish(args, outcome, setup.topology.actor_devices()[0], logbook.writers, console)
+        conclude(outcome)
+        return outcome
     except KeyboardInterrupt as stop:
         by = stop.by if isinstance(stop, Stopped) else "an interrupt"
         raise Stopped(by, keep_what_there_is(setup, crew, logbook)) from None
-    except Exception as error:
-        with suppress(Exception):  # the first failure is the news
-            keep_what_there_is(setup, crew, logbook)
-        error.add_note(logbook.lost(crew.steps(setup.plan)))
+    except (Exception, SystemExit) as error:  # SystemExit is rich's, when nobody reads any more
+        kept = ""
+        with suppress(Exception), stopping_gently(lambda signal_name: None):  # the first failure is the news
+            kept = keep_what_there_is(setup, crew, logbook)
+        if signals and isinstance(error, SystemExit):  # Ctrl-C has also reached `| tee log`
+            raise Stopped(signals[0], kept) from None
+        error.add_note(logbook.lost(crew.steps(plan)))
         raise
 
 
@@ -351,13 +374,13 @@ def keep_what_there_is(setup: Setup, crew: Crew, logbook: Logbook) -> str:
     """When a run ends early; what to say of it."""
     if logbook.last is None:
         return "before the first update"
+    saved = logbook.save()
+    next_time = f"--resume {logbook.run_dir} goes on" if saved else logbook.lost(crew.steps(setup.plan))
     try:
         model = keep_model(setup.args, make_outcome(setup, logbook)).saved
         kept = f"; the model is in {model}" if model else ""
-    except OSError as error:
-        kept = f"; the model could not be saved ({error.strerror})"
-    saved = logbook.save()
-    next_time = f"--resume {logbook.run_dir} goes on" if saved else logbook.lost(crew.steps(setup.plan))
+    except Ended as reason:
+        kept = f"; {reason}"
     return f"after update {logbook.updates} of {setup.plan.updates}; {next_time}{kept}"
 
 
@@ -372,7 +395,8 @@ def open_logbook(setup: Setup, run_dir: Path, crew: Crew, cleanup: ExitStack, co
     earlier = beginning.earlier
     checkpoint = earlier.checkpoint if earlier else None
     metrics = earlier.metrics if earlier else JsonLines(run_dir)
-    cleanup.callback(metrics.close)
+    if not earlier:
+        cleanup.callback(metrics.close)
     record = write_args(
         run_dir,
         args,
@@ -391,12 +415,14 @@ def open_logbook(setup: Setup, run_dir: Path, crew: Crew, cleanup: ExitStack, co
         last = Done(
             beginning.update, cast(LearnerState, crew.loop.resumed), checkpoint.row, checkpoint.recent
         )
-    tracker = None
+    tracker = checkpoint.tracker if checkpoint else None
     writers: list[Writer] = [metrics]
     if args.track:
-        run_id = checkpoint.tracker if checkpoint else None
-        tracker = start_tracking(args, run_dir, plan, record, console, run_id, logged_until)
-        writers.append(cleanup.enter_context(tracker))
+        tracked = start_tracking(args, run_dir, plan, record, console, tracker, logged_until)
+        for row in metrics.rows():  # what has not arrived before
+            tracked.write(row)
+        tracker = tracked.run_id
+        writers.append(cleanup.enter_context(tracked))
     shown: list[Writer] = [
         TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args), resumed_at=resumed_at),
         Terminal(title, plan, args.log_frequency, crew.progress, console),
@@ -408,10 +434,10 @@ def open_logbook(setup: Setup, run_dir: Path, crew: Crew, cleanup: ExitStack, co
         rows=Rows(plan, algorithm.learning_rate, checkpoint),
         metrics=metrics,
         writers=writers + shown,
-        checkpoints=Checkpoints(run_dir, args.checkpoint_minutes, args.keep_checkpoints, checkpoint),
+        keeper=Keeper(run_dir, args.checkpoint_minutes, args.keep_checkpoints, checkpoint),
         key=np.asarray(crew.key),
         resumes=beginning.resumes,
-        tracker=tracker.run_id if tracker else None,
+        tracker=tracker,
         last=last,
     )
 
@@ -434,7 +460,7 @@ def start_tracking(
         entity=args.wandb_entity,
         config=config,
         run_id=run_id,
-        logged_until=logged_until,
+        logged_until=logged_until if run_id else 0,
     )
     console.print(f"tracking {tracker.where}", soft_wrap=True, highlight=False, markup=False)
     return tracker
@@ -455,17 +481,15 @@ def run_command(
     argv = sys.argv[1:] if argv is None else argv
     with command(resumable=True) as console:
         args = parse_args(default, description=description, argv=argv, prog=prog)
-        outcome = train(args, make_algorithm, console, given=given_flags(argv))
-        if outcome is None:
-            return
-        try:
-            with surviving("the learning curve", outcome):
-                draw_curve(outcome)
-            console.print(summary(outcome), soft_wrap=True, highlight=False, markup=False)
-            if args.upload_model:
-                share(args, outcome, console)
-            mark_finished(outcome)
-        except KeyboardInterrupt as stop:
-            raise Stopped(
-                f"stopped by {stop} after the training; everything is in {outcome.run_dir}"
-            ) from None
+        given = given_flags(argv)
+        train(args, make_algorithm, console, given=given, conclude=partial(tell_and_share, console))
+
+
+def tell_and_share(console: Console, outcome: Outcome) -> None:
+    with surviving("the learning curve", outcome):
+        draw_curve(outcome)
+    console.print(summary(outcome), soft_wrap=True, highlight=False, markup=False)
+    if outcome.model.args.upload_model:
+        share(outcome, console)
+    mark_finished(outcome)
+    no_more_stops()
