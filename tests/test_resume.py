@@ -252,6 +252,7 @@ def test_arguments_come_from_the_run(copy):
         ("--total-timesteps 128", "--total-timesteps 128 is less than the 256 of"),
         ("--local-num-envs 8", "the run has 4 environments, 1 actor threads with --local-num-envs 8 have 8"),
         ("--num-actor-threads 3", "the run has 4 environments, 3 actor threads"),
+        ("--actor-device-ids []", "the run has 4 environments, 0 actor threads"),
         ("--num-actor-threads 2 --local-num-envs 4", "2 actor threads with --local-num-envs 4 have 8"),
     ],
 )

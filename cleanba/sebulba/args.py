@@ -173,6 +173,11 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def with_tuples(flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags that were JSON, which has lists only."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
+
+
 def given_flags(argv: list[str]) -> set[str]:
     """The names of those on a command line."""
     names = {arg.split("=")[0][2:].replace("-", "_") for arg in argv if arg.startswith("--")}

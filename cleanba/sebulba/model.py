@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from cleanba.sebulba.algorithm import Params
-from cleanba.sebulba.args import RunArgs, UsageError
+from cleanba.sebulba.args import RunArgs, UsageError, with_tuples
 from cleanba.sebulba.envs import ATARI_PRESETS, EnvSpec, describe
 from cleanba.sebulba.files import named_tensors, tensor_names, write_whole
 from cleanba.sebulba.networks import Policy, make_policy
@@ -109,10 +109,9 @@ def _shape(tensor: Any) -> tuple[int, ...] | str:
 
 
 def _run_args(flags: dict[str, Any]) -> RunArgs:
-    """Without the flags of one algorithm; JSON has no tuples."""
+    """Without the flags of one algorithm."""
     known = {field.name for field in dataclasses.fields(RunArgs)}
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in flags.items()}
-    return RunArgs(**{name: value for name, value in values.items() if name in known})
+    return RunArgs(**{name: value for name, value in with_tuples(flags).items() if name in known})
 
 
 def _env_spec(env: dict[str, Any]) -> EnvSpec:

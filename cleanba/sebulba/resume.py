@@ -7,7 +7,7 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from cleanba.sebulba.args import Checkpoints, Processes, Results, RunArgs, UsageError, flag
+from cleanba.sebulba.args import Checkpoints, Processes, Results, RunArgs, UsageError, flag, with_tuples
 from cleanba.sebulba.checkpoint import Checkpoint, Saved, find_checkpoint
 from cleanba.sebulba.command import say
 from cleanba.sebulba.metrics import InUse, JsonLines
@@ -46,7 +46,7 @@ class Beginning(NamedTuple):
 
     @staticmethod
     def from_process_0(message: dict[str, Any], args: RunArgs) -> "Beginning":
-        chosen = dataclasses.replace(args, **_with_tuples(message["args"]))
+        chosen = dataclasses.replace(args, **with_tuples(message["args"]))
         return Beginning(chosen, message["update"], message["resumes"])
 
 
@@ -145,7 +145,7 @@ def _read_record(run_dir: Path) -> dict[str, Any]:
 def _merge(run_dir: Path, record: dict[str, Any], args: Args, given: Set[str] | None, processes: int) -> Args:
     """The run's arguments, with what was given anew."""
     names = {field.name for field in dataclasses.fields(args)}
-    theirs = _with_tuples(record["args"])
+    theirs = with_tuples(record["args"])
     if unknown := sorted(theirs.keys() - names):
         raise OtherRun(
             f"{run_dir} has arguments that this command does not know ({', '.join(map(flag, unknown))}); "
@@ -163,7 +163,7 @@ def _merge(run_dir: Path, record: dict[str, Any], args: Args, given: Set[str] | 
     merged = dataclasses.replace(before, **anew | here)
     threads = processes * len(merged.actor_device_ids) * merged.num_actor_threads
     total, each = record["plan"]["num_envs"], merged.local_num_envs
-    if "local_num_envs" not in anew and total % threads == 0:
+    if "local_num_envs" not in anew and threads and total % threads == 0:
         each = total // threads
     if each * threads != total:
         refusal = OtherRun if "local_num_envs" in anew else UsageError
@@ -172,8 +172,3 @@ def _merge(run_dir: Path, record: dict[str, Any], args: Args, given: Set[str] | 
             f"{each * threads}; choose a layout that has {total}"
         )
     return dataclasses.replace(merged, local_num_envs=each)
-
-
-def _with_tuples(flags: dict[str, Any]) -> dict[str, Any]:
-    """JSON has lists only."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
