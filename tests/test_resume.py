@@ -17,6 +17,7 @@ from test_metrics import all_events, read_events
 from test_tracking import offline, read_history, read_records
 
 from cleanba import cleanba_impala, cleanba_ppo
+from cleanba.sebulba import checkpoint
 from cleanba.sebulba.args import BatchPlan, UsageError, given_flags
 from cleanba.sebulba.envs import RESUMED, Envs, EnvStep, env_seeds, env_spec
 from cleanba.sebulba.metrics import InUse, JsonLines
@@ -120,7 +121,14 @@ def test_each_resume_has_other_games_and_each_environment_its_own():
     assert len({seed for part in seeds for seed in part}) == 4000
 
 
-def test_a_run_resumed_twice_counts_twice(run):
+def test_a_run_resumed_twice_counts_twice(run, monkeypatch):
+    seeds = []
+
+    def noting(env, env_seeds, threads):
+        seeds.append(env_seeds)
+        return Envs(env, env_seeds, threads)
+
+    monkeypatch.setattr("cleanba.sebulba.train.Envs", noting)
     whole, _ = run(**TEN_UPDATES)
     once = cut_back(whole.run_dir, 3)
     run(**TEN_UPDATES, resume=str(once))
@@ -129,6 +137,16 @@ def test_a_run_resumed_twice_counts_twice(run):
     assert [about(twice, update)["resumes"] for update in (3, 6, 9)] == [0, 1, 2]
     parts = json.loads((twice / "args.json").read_text())["parts"]
     assert [part["from_update"] for part in parts] == [0, 3, 6]
+    assert seeds == [env_seeds(1, range(4)), *(env_seeds((1, RESUMED, count), range(4)) for count in (1, 2))]
+
+
+def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_on_them(run, monkeypatch):
+    events = []
+    sync, save = JsonLines.sync, checkpoint.save_checkpoint
+    monkeypatch.setattr(JsonLines, "sync", lambda self: events.append("rows") or sync(self))
+    monkeypatch.setattr(checkpoint, "save_checkpoint", lambda *args: events.append("saved") or save(*args))
+    run(**TEN_UPDATES)
+    assert events == ["rows", "saved"] * UPDATES
 
 
 def test_a_checkpoint_of_one_layout_resumes_on_another(run, monkeypatch):

@@ -1,10 +1,11 @@
 import jax
 import numpy as np
+import pytest
 
 from cleanba.cleanba_ppo import Args
 from cleanba.sebulba.args import BatchPlan
 from cleanba.sebulba.envs import EnvSpec
-from cleanba.sebulba.rollout import RolloutBuffer, env_ids_of_actors, env_ids_of_columns
+from cleanba.sebulba.rollout import NotFinite, RolloutBuffer, env_ids_of_actors, env_ids_of_columns
 from cleanba.sebulba.topology import Topology
 
 ENV = EnvSpec("Vectors", {}, (2,), np.dtype(np.float32), 3)
@@ -34,6 +35,22 @@ def test_each_learner_gets_its_slice_of_the_environments():
         (shard,) = [s for s in rollout.obs.addressable_shards if s.device == device]
         np.testing.assert_array_equal(shard.data, obs[:, learner * 3 : learner * 3 + 3])
     assert {s.device for s in rollout.obs.addressable_shards} == set(jax.local_devices()[1:3])
+
+
+@pytest.mark.parametrize("name", ["obs", "value", "logprob", "reward"])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_the_first_number_that_is_not_finite_is_named(name, bad):
+    """At step 2 of the fourth of six environments, which the second of two learners gets."""
+    plan = make_plan(Topology((0,), (1, 2)), local_num_envs=6)
+    buffer = RolloutBuffer(plan, ENV)
+    for t in range(plan.num_steps + 1):
+        rows = {n: np.zeros(6, np.float32) for n in ("value", "logprob", "reward")}
+        rows = {"obs": np.zeros((6, 2), np.float32)} | (rows if t < plan.num_steps else {})
+        if t == 2:
+            rows[name][3] = bad
+        buffer.write(t, **rows)
+    with pytest.raises(NotFinite, match=f"{name} is not finite in update 8, at step 2 of environment 13"):
+        buffer.check_finite(np.arange(10, 16), update=7)
 
 
 def test_environments_are_counted_by_process_then_device_then_thread():
