@@ -191,6 +191,7 @@ def test_a_signal_stops_all_in_order_and_leaves_no_process(tmp_path, number):
     assert not alive
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait(tmp_path):
     """One of the processes is stopped, so that the others wait for it."""
     command, children = start_and_wait(tmp_path)

@@ -475,6 +475,7 @@ def test_the_tracked_run_goes_on_and_repeats_nothing(tmp_path):
     assert ids[0] == ids[1]
 
 
+@pytest.mark.slow
 def test_tracking_that_begins_late_has_everything_and_is_remembered(tmp_path):
     """Three parts: without tracking, with it, without. The second has the rows of the first, too."""
     small = "--env-id CartPole-v1 --local-num-envs 4 --num-actor-threads 1 --num-steps 16 --log-frequency 1"
