@@ -1,5 +1,6 @@
 """What a resumed run is: the same run, on whatever layout, with new games."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -177,8 +178,10 @@ def command(cwd, *argv, **env):
 
 
 def test_a_checkpoint_of_one_process_resumes_on_two(run, tmp_path):
-    """The second process does not see the folder: it gets everything from process 0."""
+    """The second process does not see the folder: it gets everything from process 0. The policy is far from
+    its beginning, so that other params would take other actions."""
     options = TEN_UPDATES | dict(local_num_envs=8, total_timesteps=UPDATES * 128, inference_batch=4)
+    options |= dict(learning_rate=0.05)
     whole, _ = run(**options)
     alone, together = (cut_back(whole.run_dir, 4) for _ in range(2))
     _, alone_rows = run(**options, resume=str(alone))
@@ -202,6 +205,7 @@ def test_a_checkpoint_of_one_process_resumes_on_two(run, tmp_path):
     rows = read_rows(together)
     assert [row["update"] for row in rows] == list(range(1, UPDATES + 1))
     assert rows[4]["data_digest"] == alone_rows[4]["data_digest"]
+    assert rows[4]["losses/value_loss"] == pytest.approx(alone_rows[4]["losses/value_loss"], rel=1e-3)
     assert json.loads((together / "args.json").read_text())["args"]["local_num_envs"] == 4
     assert not list((tmp_path / "elsewhere").iterdir())
 
@@ -269,8 +273,8 @@ def test_arguments_come_from_the_run(copy):
         ("--update-epochs 2", "--update-epochs cannot change"),
         ("--total-timesteps 128", "--total-timesteps 128 is less than the 256 of"),
         ("--local-num-envs 8", "the run has 4 environments, 1 actor threads with --local-num-envs 8 have 8"),
-        ("--num-actor-threads 3", "the run has 4 environments, 3 actor threads"),
-        ("--actor-device-ids []", "the run has 4 environments, 0 actor threads"),
+        ("--num-actor-threads 3", "the run has 4 environments, which 3 actor threads cannot share"),
+        ("--actor-device-ids []", "the run has 4 environments, which 0 actor threads cannot share"),
         ("--num-actor-threads 2 --local-num-envs 4", "2 actor threads with --local-num-envs 4 have 8"),
     ],
 )
@@ -297,16 +301,29 @@ def test_one_of_the_two_chunk_flags_replaces_the_other(copy):
 
 
 def test_a_run_of_another_algorithm_is_refused(copy):
-    with pytest.raises(UsageError, match="arguments that this command does not know .*--clip-coef"):
+    with pytest.raises(UsageError, match="is a run of another algorithm, by its arguments .*--clip-coef"):
         resume(copy, algorithm=cleanba_impala)
+    record = json.loads((copy / "args.json").read_text())
+    shared = {field.name for field in dataclasses.fields(cleanba_impala.Args)}
+    record["args"] = {name: value for name, value in record["args"].items() if name in shared}
+    (copy / "args.json").write_text(json.dumps(record))
+    with pytest.raises(UsageError, match="is a run of another algorithm, by its arguments .*--clip-coef"):
+        resume(copy)
+
+
+def test_a_flag_that_is_newer_than_the_run_has_its_default(copy):
+    record = json.loads((copy / "args.json").read_text())
+    del record["args"]["env_threads"]
+    (copy / "args.json").write_text(json.dumps(record))
+    assert resume(copy).args.env_threads is None
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda run_dir: (run_dir / "args.json").unlink(), "is not a run's folder: args.json: No such file"),
-        (lambda run_dir: (run_dir / "args.json").write_text("{"), "its args.json is damaged"),
-        (lambda run_dir: (run_dir / "args.json").write_text("[]"), "its args.json is damaged"),
+        (lambda run_dir: (run_dir / "args.json").write_text("{"), "has a damaged args.json"),
+        (lambda run_dir: (run_dir / "args.json").write_text("[]"), "has a damaged args.json"),
         (lambda run_dir: shutil.rmtree(run_dir / "checkpoints"), "has no checkpoint to go on from"),
     ],
 )
@@ -355,6 +372,8 @@ def test_auto_takes_the_newest_unfinished_run_with_the_same_arguments(copy):
         shutil.copytree(copy, folder)
     (finished / "finished.json").touch()
     later_but_empty.mkdir()
+    (copy.parent / f"{name}__{int(time) + 5}").mkdir()
+    (copy.parent / f"{name}__{int(time) + 5}/args.json").write_text("{")
     record = json.loads((other / "args.json").read_text())
     record["args"]["gamma"] = 0.5
     (other / "args.json").write_text(json.dumps(record))
@@ -371,7 +390,7 @@ def test_auto_goes_on_and_on_after_the_layout_has_changed(copy):
         record = json.loads((copy / "args.json").read_text())
         record["args"] |= dict(num_actor_threads=2, local_num_envs=2)  # as the resumed run has it
         (copy / "args.json").write_text(json.dumps(record))
-    with pytest.raises(UsageError, match="the run has 4 environments, 3 actor threads"):
+    with pytest.raises(UsageError, match="the run has 4 environments, which 3 actor threads cannot share"):
         auto(copy, num_actor_threads=3, local_num_envs=4)
 
 

@@ -50,8 +50,9 @@ class Damaged(Exception):
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     tensors = named_tensors(checkpoint.saved)
     about = json.dumps({name: value for name, value in checkpoint._asdict().items() if name != "saved"})
-    metadata = {"format": str(FORMAT), "about": about, "digest": _digest(about, tensors)}
-    write_whole(path, save(tensors, metadata))
+    header = _header(about, {name: _in_words(tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
+    digests = {"header_digest": header.hexdigest(), "digest": _add(header, tensors).hexdigest()}
+    write_whole(path, save(tensors, {"format": str(FORMAT), "about": about, **digests}))
 
 
 def load_checkpoint(path: Path, like: Saved) -> Checkpoint:
@@ -62,10 +63,15 @@ def load_checkpoint(path: Path, like: Saved) -> Checkpoint:
             metadata = file.metadata() or {}
             if int(metadata["format"]) > FORMAT:
                 raise UsageError(f"{path} was written by a newer Cleanba; update this one")
-            _check_tensors(path, file, like)
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found = {n: _in_words(NAMES.get(part.get_dtype()), part.get_shape()) for n, part in parts.items()}
+            header = _header(metadata["about"], found)
+            if header.hexdigest() != metadata["header_digest"]:
+                raise Damaged("its header does not fit its digest")
+            _compare(path, found, like)
             tensors = {name: file.get_tensor(name) for name in tensor_names(like)}
-        if _digest(metadata["about"], tensors) != metadata["digest"]:
-            raise Damaged("its digest does not fit its content")
+        if _add(header, tensors).hexdigest() != metadata["digest"]:
+            raise Damaged("its content does not fit its digest")
         saved = jax.tree.unflatten(jax.tree.structure(like), tensors.values())
         return _checked(Checkpoint(**json.loads(metadata["about"]), saved=saved))
     except OSError as error:
@@ -74,9 +80,7 @@ def load_checkpoint(path: Path, like: Saved) -> Checkpoint:
         raise Damaged(f"{type(error).__name__}: {first_line(error)}") from error
 
 
-def _check_tensors(path: Path, file: Any, like: Saved) -> None:
-    parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-    found = {name: _in_words(NAMES.get(part.get_dtype()), part.get_shape()) for name, part in parts.items()}
+def _compare(path: Path, found: dict[str, str], like: Saved) -> None:
     leaves = zip(tensor_names(like), jax.tree.leaves(like), strict=True)
     expected = {name: _in_words(leaf.dtype, leaf.shape) for name, leaf in leaves}
     for name in sorted(expected.keys() | found.keys()):
@@ -101,12 +105,17 @@ def _checked(found: Checkpoint) -> Checkpoint:
     return found._replace(recent=games)
 
 
-def _digest(about: str, tensors: dict[str, np.ndarray]) -> str:
+def _header(about: str, shapes: dict[str, str]) -> Any:
+    """A digest of all but the tensors' content, to which that can be added."""
     digest = hashlib.blake2b(about.encode(), digest_size=16)
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {_in_words(tensor.dtype, tensor.shape)}".encode())
+    digest.update(json.dumps(sorted(shapes.items())).encode())
+    return digest
+
+
+def _add(digest: Any, tensors: dict[str, np.ndarray]) -> Any:
+    for _, tensor in sorted(tensors.items()):
         digest.update(tensor.data)
-    return digest.hexdigest()
+    return digest
 
 
 NAMES = {"F32": "float32", "I32": "int32", "U32": "uint32"}  # safetensors' own

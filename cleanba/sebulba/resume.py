@@ -64,7 +64,10 @@ def choose_beginning(
             return _take_up(run_dir, args, _given_for_auto(run_dir, args), processes, like)
         except OtherRun:
             continue
-        except (InUse, NothingSaved) as reason:
+        except NothingSaved as reason:
+            if (run_dir / "metrics.jsonl").exists() and (run_dir / "metrics.jsonl").stat().st_size:
+                say(f"not resumed: {reason}")  # something is lost
+        except InUse as reason:
             say(f"not resumed: {reason}")
     return Beginning(args)
 
@@ -74,7 +77,7 @@ class OtherRun(UsageError):
 
 
 class NothingSaved(UsageError):
-    """It was killed before its first checkpoint."""
+    """It was killed before its first checkpoint, or what it has is damaged."""
 
 
 def _runs_newest_first(args: RunArgs) -> list[Path]:
@@ -120,7 +123,7 @@ def _take_up(
 def _checkpoint_below(total: int, run_dir: Path, like: Saved) -> Checkpoint:
     checkpoint = find_checkpoint(run_dir, like)
     if checkpoint is None:
-        raise NothingSaved(f"{run_dir} has no checkpoint to go on from; start it again without --resume")
+        raise NothingSaved(f"{run_dir} has no checkpoint to go on from")
     steps = checkpoint.row["global_step"]
     if total < steps:
         raise UsageError(f"--total-timesteps {total} is less than the {steps} of {run_dir}; give more")
@@ -139,16 +142,17 @@ def _read_record(run_dir: Path) -> dict[str, Any]:
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    raise UsageError(f"--resume {run_dir}: its args.json is damaged")
+    raise NothingSaved(f"{run_dir} has a damaged args.json")
 
 
 def _merge(run_dir: Path, record: dict[str, Any], args: Args, given: Set[str] | None, processes: int) -> Args:
     """The run's arguments, with what was given anew."""
     names = {field.name for field in dataclasses.fields(args)}
     theirs = with_tuples(record["args"])
-    if unknown := sorted(theirs.keys() - names):
+    of_all = {field.name for field in dataclasses.fields(RunArgs)}  # a newer version may have more of these
+    if differing := sorted(theirs.keys() - names | names - theirs.keys() - of_all):
         raise OtherRun(
-            f"{run_dir} has arguments that this command does not know ({', '.join(map(flag, unknown))}); "
+            f"{run_dir} is a run of another algorithm, by its arguments ({', '.join(map(flag, differing))}); "
             "resume it with the command that began it"
         )
     before = dataclasses.replace(args, **theirs)
@@ -165,9 +169,11 @@ def _merge(run_dir: Path, record: dict[str, Any], args: Args, given: Set[str] | 
     total, each = record["plan"]["num_envs"], merged.local_num_envs
     if "local_num_envs" not in anew and threads and total % threads == 0:
         each = total // threads
+    elif "local_num_envs" not in anew:
+        cannot = f"which {threads} actor threads cannot share"
+        raise UsageError(f"the run has {total} environments, {cannot}; choose another layout")
     if each * threads != total:
-        refusal = OtherRun if "local_num_envs" in anew else UsageError
-        raise refusal(
+        raise OtherRun(
             f"the run has {total} environments, {threads} actor threads with --local-num-envs {each} have "
             f"{each * threads}; choose a layout that has {total}"
         )
