@@ -70,7 +70,7 @@ def stopping_gently(action: Callable[[str], None]) -> Iterator[list[str]]:
 
 
 def no_more_stops() -> None:
-    """All is done: a signal that comes now must not make it look unfinished."""
+    """All is done but to note it: a signal that comes now must not make it look unfinished."""
     global _gently
     _gently = lambda name: None  # noqa: E731
 

@@ -491,5 +491,5 @@ def tell_and_share(console: Console, outcome: Outcome) -> None:
     console.print(summary(outcome), soft_wrap=True, highlight=False, markup=False)
     if outcome.model.args.upload_model:
         share(outcome, console)
-    mark_finished(outcome)
     no_more_stops()
+    mark_finished(outcome)
