@@ -318,6 +318,8 @@ def test_a_killed_process_ends_the_others_with_its_name(start, tmp_path, victim)
             assert process.wait(15) == 3
             assert f"error: process {victim} (pid {job[victim].popen.pid} on " in process.said()
             assert "was lost" in process.said() and "Traceback" not in process.said()
+    if victim != 0:  # process 0 knows, and has saved
+        assert re.search(r"lost: [\d,]+ steps since the checkpoint of update \d+", job[0].said())
     assert time.time() - killed < 15
 
 

@@ -176,6 +176,30 @@ def test_a_second_ctrl_c_leaves_within_two_seconds(tmp_path):
     assert "interrupted again: leaving at once" in errors
 
 
+LATE_SIGNAL = """
+import os, signal, sys
+from cleanba import cleanba_ppo
+from cleanba.sebulba import train
+
+mark_finished = train.mark_finished
+
+def interrupted(outcome):
+    os.kill(os.getpid(), signal.SIGTERM)
+    mark_finished(outcome)
+
+train.mark_finished = interrupted
+cleanba_ppo.main(argv=sys.argv[1:])
+"""
+
+
+def test_a_signal_while_the_end_is_noted_comes_too_late(tmp_path):
+    """With 75 a finished run would be put back into the queue, and trained all over again."""
+    command = start(tmp_path, "-c", LATE_SIGNAL, *SMALL.split(), "--total-timesteps", "128")
+    _, errors = command.communicate(timeout=100)
+    assert command.returncode == 0, errors
+    assert list(tmp_path.glob("runs/*/finished.json"))
+
+
 @pytest.mark.parametrize(("ctrl_c", "code"), [(False, 1), (True, 75)])
 def test_a_run_whose_output_nobody_reads_any_more_leaves_a_checkpoint(tmp_path, ctrl_c, code):
     """`| head` has seen enough; `| tee log` gets the same Ctrl-C."""

@@ -197,19 +197,44 @@ def test_the_benchmark_command_of_the_readme(slurm, tmp_path, env_id, seeds):
     assert f"runs: {seeds} done" in again and "Submitted" not in again
 
 
-def test_a_run_that_was_preempted_is_put_back_into_the_queue(slurm, tmp_path):
-    """By the template: a run of two processes that leaves with 75 the first time."""
-    (tmp_path / "cleanba.slurm_template").symlink_to(REPO / "cleanba.slurm_template")
-    (tmp_path / "train.sh").write_text("m=was_here_$SLURM_PROCID; [ -e $m ] && exit 0; touch $m; exit 75\n")
+def submit_script(slurm, folder, script):
+    """Two processes of a shell script, through the benchmark and its template; number and log of the job."""
+    (folder / "cleanba.slurm_template").symlink_to(REPO / "cleanba.slurm_template")
+    (folder / "train.sh").write_text(script)
     command = ["python", "-m", "cleanrl_utils.benchmark", "--env-ids", "A", "--command", "bash train.sh"]
     flags = "--num-seeds 1 --slurm-ntasks 2 --slurm-template-path cleanba.slurm_template"
     env = {"PATH": usual_python(), "PYTHONPATH": str(REPO)}
-    submitted = slurm.run(*command, *flags.split(), cwd=tmp_path, env=env)
+    submitted = slurm.run(*command, *flags.split(), cwd=folder, env=env)
     (job,) = re.findall(r"Submitted batch job (\d+)", submitted)
-    slurm.wait_for(job)
-    (log,) = tmp_path.glob("runs/benchmark/*/A__1.log")
+    (script,) = folder.glob("runs/benchmark/*/job.sbatch")
+    return job, script.with_name("A__1.log")
+
+
+FIRST_TIME = "m=was_here_$SLURM_PROCID; [ -e $m ] && exit 0; touch $m; "
+
+
+def check_that_it_came_back(log):
     assert "restart 0" in log.read_text() and "exit code 75" in log.read_text()
     assert "restart 1" in log.read_text() and log.with_suffix(".done").exists()
+
+
+def test_a_run_that_was_preempted_is_put_back_into_the_queue(slurm, tmp_path):
+    """By the template: a run of two processes that leaves with 75 the first time."""
+    job, log = submit_script(slurm, tmp_path, FIRST_TIME + "exit 75")
+    slurm.wait_for(job)
+    check_that_it_came_back(log)
+
+
+def test_a_run_that_was_preempted_before_it_could_listen_is_put_back_too(slurm, tmp_path):
+    """SIGTERM ends a Python that still imports, with 143."""
+    job, log = submit_script(slurm, tmp_path, FIRST_TIME + "exec sleep 60")
+    deadline = time.monotonic() + 30
+    while not all((tmp_path / f"was_here_{rank}").exists() for rank in (0, 1)):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+    slurm.run("scancel", "--signal=TERM", f"{job}_0")
+    slurm.wait_for(job)
+    check_that_it_came_back(log)
 
 
 def submit_training(slurm, folder, updates):
