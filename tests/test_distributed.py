@@ -15,7 +15,8 @@ from test_equivalence import ALGORITHMS, distance, each_algorithm, sgd
 
 from cleanba.cleanba_ppo import Args
 from cleanba.sebulba.args import UsageError
-from cleanba.sebulba.job import Place, _objection, find_place
+from cleanba.sebulba.command import Ended
+from cleanba.sebulba.job import Place, _objection, find_place, joined
 from cleanba.sebulba.model import load_model
 from cleanba.sebulba.records import Report, check_agreement
 
@@ -321,6 +322,16 @@ def test_a_killed_process_ends_the_others_with_its_name(start, tmp_path, victim)
     if victim != 0:  # process 0 knows, and has saved
         assert re.search(r"lost: [\d,]+ steps since the checkpoint of update \d+", job[0].said())
     assert time.time() - killed < 15
+
+
+def test_what_was_lost_is_said_of_the_reason_too():
+    """A collective may break before the news of the lost process is there."""
+    with pytest.raises(Ended) as caught, joined(Place("", 1, 0), Args()) as job:
+        job.loss = Ended("process 1 was lost")
+        broken = RuntimeError("the collective broke")
+        broken.add_note("lost: 64 steps")
+        raise broken
+    assert caught.value is job.loss and caught.value.__notes__ == ["lost: 64 steps"]
 
 
 FAILING = """
