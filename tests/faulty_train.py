@@ -37,9 +37,9 @@ def fail(*_):
     raise RuntimeError("boom")
 
 
-def nan_reward(step, envs, action):
-    taken = step(envs, action)
-    taken.reward[len(action) - 1] = np.nan
+def nan_reward(receive, envs):
+    taken = receive(envs)
+    taken.reward[-1] = np.nan
     return taken
 
 
@@ -56,10 +56,10 @@ def die_while_writing(write_whole, path, data):
 
 FAULTS = {
     "actor": (Actor, "choose", fail),
-    "environment": (Envs, "step", fail),
+    "environment": (Envs, "receive", fail),
     "learner": (Learner, "update", fail),
     "writer": (TensorBoard, "write", fail),
-    "NaN reward": (Envs, "step", nan_reward),
+    "NaN reward": (Envs, "receive", nan_reward),
     "NaN gradient": (Learner, "_minibatch_sums", nan_gradient),
     "kill in a write": (files, "write_whole", die_while_writing),
 }

@@ -234,7 +234,7 @@ def test_more_processes_give_the_same_run(run, start, tmp_path, which, processes
 
 
 def test_params_that_differ_between_processes_end_the_run():
-    same = Report(4, [], [], params_digest="a", data_digest="0")
+    same = Report(4, [], [], params_digest="a", data_digest="0", lags=[0], digest_seconds=0.0)
     check_agreement([same, same])
     with pytest.raises(RuntimeError, match="process 1 has other params than process 0 after update 5"):
         check_agreement([same, same._replace(params_digest="b")])
@@ -339,16 +339,16 @@ import os, sys
 from cleanba import cleanba_ppo
 from cleanba.sebulba.envs import Envs
 
-step, calls = Envs.step, 0
+receive, calls = Envs.receive, 0
 
-def broken_step(self, action):
+def broken_receive(self):
     global calls
     calls += 1
     if calls > 100 and os.environ["JAX_PROCESS_ID"] == "1":
         {what}
-    return step(self, action)
+    return receive(self)
 
-Envs.step = broken_step
+Envs.receive = broken_receive
 cleanba_ppo.main(argv=sys.argv[1:])
 """
 
@@ -380,7 +380,7 @@ def test_a_process_that_is_stuck_is_reported_and_all_end(start, tmp_path):
     assert [p.wait() for p in job] == [1, 1], [p.said() for p in job]
     stacks = job[1].said()
     assert "where each thread stands" in stacks and "thread actor-0:" in stacks
-    assert "in broken_step" in stacks and "time.sleep(999)" not in stacks.split("in broken_step")[0]
+    assert "in broken_receive" in stacks and "time.sleep(999)" not in stacks.split("in broken_receive")[0]
     for process in job:
         assert "has made no progress for 10 s" in process.said()
 

@@ -14,18 +14,29 @@ from cleanba.sebulba.envs import (
 )
 
 
-def make(env_id, preset="impala", seeds=(1, 2, 3, 4), **options):
+def make(env_id, preset="impala", seeds=(1, 2, 3, 4), batch=None, **options):
     env = env_spec(Args(env_id=env_id, atari_preset=preset))
-    return Envs(env._replace(options=env.options | options), list(seeds), threads=2)
+    return Envs(env._replace(options=env.options | options), list(seeds), threads=2, batch=batch)
+
+
+def first_obs(envs):
+    envs.reset()
+    return envs.receive().obs
+
+
+def step(envs, action):
+    """Of all environments."""
+    envs.send(np.asarray(action, np.int32), np.arange(len(action), dtype=np.int32))
+    return envs.receive()
 
 
 def play(envs, steps, seed=0):
     """Random actions; the observations and steps."""
     rng = np.random.default_rng(seed)
-    obs = [envs.reset()]
+    obs = [first_obs(envs)]
     taken = []
     for _ in range(steps):
-        taken.append(envs.step(rng.integers(0, 4, len(obs[0]), dtype=np.int32)))
+        taken.append(step(envs, rng.integers(0, 4, len(obs[0]))))
         obs.append(taken[-1].obs)
     return np.stack(obs), EnvStep(*(np.stack(x) for x in zip(*taken, strict=True)))
 
@@ -55,12 +66,12 @@ def test_every_kind_of_observation_becomes_one_array(env_id, shape, dtype, actio
     spec = env_spec(Args(env_id=env_id))
     assert (spec.obs_shape, spec.obs_dtype, spec.num_actions) == (shape, dtype, actions)
     envs = make(env_id, preset="machado")
-    for obs in (envs.reset(), envs.step(np.zeros(4, np.int32)).obs):
+    for obs in (first_obs(envs), step(envs, np.zeros(4)).obs):
         assert (obs.shape, obs.dtype) == ((4, *shape), dtype)
 
 
 def test_discrete_observations_are_one_hot():
-    obs = make("Taxi-v3").reset()
+    obs = first_obs(make("Taxi-v3"))
     np.testing.assert_array_equal(obs.sum(axis=1), 1)
 
 
@@ -102,11 +113,29 @@ def test_an_environment_plays_the_same_wherever_it_is():
     together, _ = play(make("Breakout-v5", "machado", seeds=env_seeds(1, range(4))), 60)
     actions = np.random.default_rng(0)
     alone = make("Breakout-v5", "machado", seeds=env_seeds(1, range(2, 4)))
-    obs = [alone.reset()]
+    obs = [first_obs(alone)]
     for _ in range(60):
-        obs.append(alone.step(actions.integers(0, 4, 4, dtype=np.int32)[2:]).obs)
+        obs.append(step(alone, actions.integers(0, 4, 4)[2:]).obs)
     np.testing.assert_array_equal(together[:, 2:], np.stack(obs))
     assert (together[-1, 2] != together[-1, 3]).any()
+
+
+def test_environments_that_come_in_any_order_play_the_same():
+    """Their actions depend on the environment and its step; batches of two of four come as they are ready."""
+
+    def play_60(envs):
+        obs = [[] for _ in range(4)]
+        envs.reset()
+        while min(map(len, obs)) < 60:
+            came = envs.receive()
+            assert len(came.env) == envs.batch
+            for e, row in zip(came.env, came.obs, strict=True):
+                obs[e].append(row)
+            envs.send(np.array([(e + len(obs[e])) % 4 for e in came.env], np.int32), came.env)
+        return np.stack([rows[:60] for rows in obs])
+
+    sync, by_two = (play_60(make("Breakout-v5", "machado", batch=batch)) for batch in (4, 2))
+    np.testing.assert_array_equal(sync, by_two)
 
 
 # ----------------------------------------------------------------------------------- resets, lives, games
@@ -115,15 +144,15 @@ def test_an_environment_plays_the_same_wherever_it_is():
 def test_the_row_after_an_episode_is_a_reset_not_a_transition():
     """Whatever action it is given, and it gives no reward."""
     first, second = make("CartPole-v1", seeds=[7]), make("CartPole-v1", seeds=[7])
-    first.reset(), second.reset()
+    first_obs(first), first_obs(second)
     while True:
-        step, _ = first.step(np.zeros(1, np.int32)), second.step(np.zeros(1, np.int32))
-        if step.terminated[0]:
+        last, _ = step(first, [0]), step(second, [0])
+        if last.terminated[0]:
             break
-    after_0, after_1 = first.step(np.zeros(1, np.int32)), second.step(np.ones(1, np.int32))
+    after_0, after_1 = step(first, [0]), step(second, [1])
     np.testing.assert_array_equal(after_0.obs, after_1.obs)
     assert after_0.reward[0] == 0 and not after_0.terminated[0]
-    assert abs(step.obs[0, 2]) > 0.2 and abs(after_0.obs[0, 2]) < 0.05  # the fallen pole, then a new one
+    assert abs(last.obs[0, 2]) > 0.2 and abs(after_0.obs[0, 2]) < 0.05  # the fallen pole, then a new one
 
 
 def test_a_lost_life_ends_an_episode_but_not_the_game():
@@ -153,15 +182,15 @@ def test_rewards_are_clipped_for_learning_and_raw_for_reports():
 
 def step_of(raw, terminated=False, truncated=False, game_over=False):
     flags = [np.array([x]) for x in (terminated, truncated)]
-    return EnvStep(np.zeros(1), np.zeros(1), *flags, np.array([raw]), np.array([game_over]))
+    return EnvStep(np.array([0]), np.zeros(1), np.zeros(1), *flags, np.array([raw]), np.array([game_over]))
 
 
 def test_a_return_runs_through_lost_lives_without_reset_rows():
     tracker = EpisodeTracker(1)
     yes, no = np.array([True]), np.array([False])
-    assert tracker.add(step_of(2.0), yes) == []
-    assert tracker.add(step_of(3.0, terminated=True), yes) == []  # a lost life
-    assert tracker.add(step_of(100.0), no) == []  # its reset row counts neither reward nor step
-    assert tracker.add(step_of(4.0, terminated=True, game_over=True), yes) == [Episode(9.0, 3)]
-    assert tracker.add(step_of(0.0), no) == []
-    assert tracker.add(step_of(5.0, truncated=True, game_over=True), yes) == [Episode(5.0, 1)]
+    assert tracker.add(step_of(2.0), yes) == {}
+    assert tracker.add(step_of(3.0, terminated=True), yes) == {}  # a lost life
+    assert tracker.add(step_of(100.0), no) == {}  # its reset row counts neither reward nor step
+    assert tracker.add(step_of(4.0, terminated=True, game_over=True), yes) == {0: Episode(9.0, 3)}
+    assert tracker.add(step_of(0.0), no) == {}
+    assert tracker.add(step_of(5.0, truncated=True, game_over=True), yes) == {0: Episode(5.0, 1)}

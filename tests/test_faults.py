@@ -36,7 +36,7 @@ def failing_after(calls, method):
     ("owner", "name", "calls"),
     [
         (Actor, "choose", 40),
-        (Envs, "step", 40),
+        (Envs, "receive", 40),
         (Envs, "reset", 0),
         (Learner, "update", 2),
         (JsonLines, "write", 2),
@@ -58,17 +58,17 @@ import time
 from cleanba import cleanba_ppo
 from cleanba.sebulba.envs import Envs
 
-step, calls = Envs.step, 0
+receive, calls = Envs.receive, 0
 
-def broken_step(self, action):
+def broken_receive(self):
     global calls
     calls += 1
     if calls > 200:
         open("failed_at", "w").write(str(time.time()))
         raise RuntimeError("the emulator caught fire")
-    return step(self, action)
+    return receive(self)
 
-Envs.step = broken_step
+Envs.receive = broken_receive
 cleanba_ppo.main(argv="--env-id CartPole-v1 --local-num-envs 4 --num-steps 16".split())
 """
 
@@ -80,7 +80,7 @@ def test_a_command_whose_environment_fails_shows_why_once_and_exits(tmp_path):
     assert time.time() - float((tmp_path / "failed_at").read_text()) < 5
     assert command.returncode == 1
     assert command.stderr.count("RuntimeError: the emulator caught fire") == 1
-    assert "broken_step" in command.stderr
+    assert "broken_receive" in command.stderr
 
 
 def start(tmp_path, *argv):

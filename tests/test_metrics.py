@@ -62,7 +62,7 @@ def test_the_params_digest_sees_one_bit_and_where_it_is():
 
 def test_the_data_digest_does_not_depend_on_how_environments_are_spread():
     rng = np.random.default_rng(0)
-    action, reward = rng.integers(0, 4, (5, 6), dtype=np.int32), rng.normal(size=(5, 6))
+    action, reward = rng.integers(0, 4, (5, 6), dtype=np.int32), rng.normal(size=(5, 6)).astype(np.float32)
     whole = data_digest([(np.arange(6), [action, reward])])
     parts = [
         (env_id, [action[:, env_id], reward[:, env_id]])

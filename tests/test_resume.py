@@ -66,14 +66,16 @@ class Stateless(Envs):
     """Observations and rewards follow from the last action alone: there are no games that could be lost."""
 
     def reset(self):
-        return np.ones((len(super().reset()), 4), np.float32)
+        self.env, self.action = np.arange(self.batch, dtype=np.int32), np.zeros(self.batch, np.int32)
 
-    def step(self, action):
-        n = len(action)
-        obs = np.ones((n, 4), np.float32)
-        never = np.zeros(n, np.bool_)
-        reward = action.astype(np.float32)
-        return EnvStep(obs, reward, never, never, reward, never)
+    def send(self, action, env):
+        self.env, self.action = env, action
+
+    def receive(self):
+        obs = np.ones((self.batch, 4), np.float32)
+        never = np.zeros(self.batch, np.bool_)
+        reward = self.action.astype(np.float32)
+        return EnvStep(self.env, obs, reward, never, never, reward, never)
 
 
 # -------------------------------------------------------------------------------------- what is promised
@@ -125,9 +127,9 @@ def test_each_resume_has_other_games_and_each_environment_its_own():
 def test_a_run_resumed_twice_counts_twice(run, monkeypatch):
     seeds = []
 
-    def noting(env, env_seeds, threads):
+    def noting(env, env_seeds, threads, batch):
         seeds.append(env_seeds)
-        return Envs(env, env_seeds, threads)
+        return Envs(env, env_seeds, threads, batch=batch)
 
     monkeypatch.setattr("cleanba.sebulba.train.Envs", noting)
     whole, _ = run(**TEN_UPDATES)
@@ -557,16 +559,16 @@ import os, sys
 from cleanba import cleanba_ppo
 from cleanba.sebulba.envs import Envs
 
-step, calls = Envs.step, 0
+receive, calls = Envs.receive, 0
 
-def leak(self, action):
+def leak(self):
     global calls
     calls += 1
     if calls > LAST_CALL:
         raise RuntimeError(" ".join(os.environ[name] for name in NAMES))
-    return step(self, action)
+    return receive(self)
 
-Envs.step = leak
+Envs.receive = leak
 cleanba_ppo.main(argv=sys.argv[1:])
 """.replace("NAMES", str(list(SECRETS)))
 

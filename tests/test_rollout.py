@@ -21,10 +21,11 @@ def test_each_learner_gets_its_slice_of_the_environments():
     buffer = RolloutBuffer(plan, ENV)
     rng = np.random.default_rng(0)
     obs, reward = rng.normal(size=(5, 6, 2)).astype(np.float32), rng.normal(size=(4, 6)).astype(np.float32)
-    for t in range(5):
-        buffer.write(t, obs=obs[t])
-    for t in range(4):
-        buffer.write(t, reward=reward[t])
+    for slots in np.array_split(rng.permutation(5 * 6), 4):  # in any order, four batches
+        t, env = np.divmod(slots, 6)
+        buffer.write(t, env, obs=obs[t, env])
+        t, env = t[t < 4], env[t < 4]
+        buffer.write(t, env, reward=reward[t, env])
     np.testing.assert_array_equal(buffer.rows("reward"), reward)
     np.testing.assert_array_equal(buffer.rows("obs"), obs)
 
@@ -48,7 +49,7 @@ def test_the_first_number_that_is_not_finite_is_named(name, bad):
         rows = {"obs": np.zeros((6, 2), np.float32)} | (rows if t < plan.num_steps else {})
         if t == 2:
             rows[name][3] = bad
-        buffer.write(t, **rows)
+        buffer.write(np.full(6, t), np.arange(6), **rows)
     with pytest.raises(NotFinite, match=f"{name} is not finite in update 8, at step 2 of environment 13"):
         buffer.check_finite(np.arange(10, 16), update=7)
 

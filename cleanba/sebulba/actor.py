@@ -1,7 +1,8 @@
 """One actor thread's life: act, step, write down, hand over."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,12 +11,18 @@ from jax.sharding import Mesh
 from cleanba.sebulba.algorithm import Params
 from cleanba.sebulba.args import BatchPlan
 from cleanba.sebulba.channel import Channel
-from cleanba.sebulba.envs import Envs, EnvSpec, Episode, EpisodeTracker
+from cleanba.sebulba.envs import Envs, EnvSpec, EnvStep, Episode, EpisodeTracker
 from cleanba.sebulba.metrics import Timer
 from cleanba.sebulba.networks import Decision
 from cleanba.sebulba.rollout import Rollout, RolloutBuffer
+from cleanba.sebulba.turns import Turns
 
-DIGESTED = ("action", "reward", "terminated", "truncated")
+DIGESTED = ("action", "logprob", "value", "reward", "terminated", "truncated")
+
+
+class Version(NamedTuple):
+    updates: int  # that made these params
+    params: Params
 
 
 class Collected(NamedTuple):
@@ -25,11 +32,25 @@ class Collected(NamedTuple):
     env_id: np.ndarray  # i32 [N], global indices
     transitions: list[np.ndarray]  # [T, N] each, on the host: what the data digest covers
     episodes: list[Episode]  # games that ended in it
+    lags: set[int]  # of its transitions: how many updates the params that chose the action were behind
     seconds: dict[str, float]  # where the time went
 
 
-class Actor(NamedTuple):
-    """All that a thread needs; nothing of it is shared but the channels and the compiled `act`."""
+class OpenRollout(NamedTuple):
+    """One that is being written. An environment that is ahead is in the next one already."""
+
+    buffer: RolloutBuffer
+    lags: set[int]
+    games: dict[tuple[int, int], Episode]  # by the slot [t, env] with which they ended
+
+
+@dataclass
+class Actor:
+    """All that a thread needs; nothing of it is shared but the channels and the compiled `act`.
+
+    A transition belongs to a slot [update, t, env]. Its action is chosen under the params for that update,
+    with a key of the environment and its step. So it makes no difference in which order, and in which
+    company, environments come and go."""
 
     act: Callable[..., Decision]  # jitted: params, obs [B, ...], env_id [B], step [B]
     envs: Envs
@@ -38,58 +59,137 @@ class Actor(NamedTuple):
     plan: BatchPlan
     mesh: Mesh
     learner_devices: list[jax.Device]
-    params: Channel[Params]
+    params: Channel[Version]  # one for each update
     rollouts: Channel[Collected]
     first_update: int  # 0, or where a resumed run goes on
     progress: np.ndarray  # [1]: steps done, for whoever shows them
 
-    def run(self) -> None:
-        timer = Timer()
-        tracker = EpisodeTracker(self.plan.envs_per_actor)
-        obs = self.envs.reset()
-        valid = np.ones(len(obs), np.bool_)  # the step is a transition, not a reset
-        for update in range(self.first_update, self.plan.updates):
-            with timer("waiting"):
-                params = self.params.get()
-            buffer = RolloutBuffer(self.plan, self.env)
-            episodes: list[Episode] = []
-            for t in range(self.plan.num_steps):
-                self.params.check_open()
-                with timer("inference"):
-                    decision = self.choose(params, obs, update * self.plan.num_steps + t)
-                with timer("environment"):
-                    step = self.envs.step(decision.action)
-                buffer.write(
-                    t,
-                    obs=obs,
-                    **decision._asdict(),
-                    reward=step.reward,
-                    terminated=step.terminated,
-                    truncated=step.truncated,
-                    valid=valid,
-                )
-                episodes += tracker.add(step, valid)
-                obs = step.obs
-                valid = ~(step.terminated | step.truncated)
-                self.progress[0] += 1
-            buffer.write(self.plan.num_steps, obs=obs)
-            buffer.check_finite(self.env_id, update)
-            with timer("handover"):
-                rollout = buffer.shard_over_envs(self.mesh, self.learner_devices)
-            transitions = [buffer.rows(name) for name in DIGESTED]
-            collected = Collected(rollout, self.env_id, transitions, episodes, timer.take())
-            with timer("waiting"):
-                self.rollouts.put(collected)
-            del params, buffer, rollout, collected  # not kept alive while waiting for the next params
+    def __post_init__(self) -> None:
+        envs = self.plan.envs_per_actor
+        self._timer = Timer()
+        self._turns = Turns(envs, self.envs.batch, self.first_update * self.plan.num_steps)
+        self._tracker = EpisodeTracker(envs)
+        self._valid = np.ones(envs, np.bool_)  # an environment's next step is a transition, not a reset
+        self._obs: dict[int, np.ndarray] = {}  # the last of each environment
+        self._last = np.empty(0, np.int32), np.empty(0)  # the environments that came last, their observations
+        self._versions: dict[int, Version] = {}  # by the update that they act for
+        self._open: dict[int, OpenRollout] = {}  # by update
+        self._update = self.first_update  # whose rollout is the next to be handed over
 
-    def choose(self, params: Params, obs: np.ndarray, step: int) -> Decision:
-        """Actions for all environments, in calls of exactly `inference_batch` rows: a call of another size
-        could round differently."""
+    def run(self) -> None:
+        self.envs.reset()
+        while not self._turns.all_here:
+            self._arrive(self.envs.receive())
+        while self._update < self.plan.updates:
+            self._take_version(self.params.poll)
+            env = self._turns.take(until=self._next_version * self.plan.num_steps)
+            if len(env):
+                self._send(env)
+            elif not self._turns.all_here:
+                self._receive()
+            else:
+                with self._timer("waiting"):
+                    self._take_version(self.params.get)
+
+    @property
+    def _next_version(self) -> int:
+        """The first update whose params are not there yet."""
+        return self._update + len(self._versions)
+
+    def _take_version(self, from_channel: Callable[[], Version | None]) -> None:
+        self.params.check_open()
+        update = self._next_version
+        if update < self.plan.updates and (version := from_channel()):
+            self._versions[update] = version
+            self._open[update] = OpenRollout(RolloutBuffer(self.plan, self.env), set(), {})
+
+    def _send(self, env: np.ndarray) -> None:
+        """Choose actions for these environments, and write down what they are based on."""
+        step = self._turns.step[env] - 1  # the one that is taken now
+        came, obs = self._last
+        if not np.array_equal(env, came):
+            obs = np.stack([self._obs[e] for e in env.tolist()])
+        with self._timer("inference"):
+            decision, version = self.choose(obs, env, step)
+        with self._timer("environment"):
+            self.envs.send(decision.action, env)
+        for update, at in self._by_update(step):
+            slots = step[at] % self.plan.num_steps, env[at]
+            chosen = {name: x[at] for name, x in decision._asdict().items()}
+            self._open[update].buffer.write(*slots, obs=obs[at], valid=self._valid[env[at]], **chosen)
+            self._open[update].lags.update((update - version[at]).tolist())
+
+    def _receive(self) -> None:
+        """What became of the actions; when that completes a rollout, hand it over."""
+        with self._timer("environment"):
+            came = self.envs.receive()
+        step = self._turns.step[came.env] - 1  # the one that is complete now
+        for update, at in self._by_update(step):
+            t, env = step[at] % self.plan.num_steps, came.env[at]
+            buffer = self._open[update].buffer
+            outcome = dict(reward=came.reward, terminated=came.terminated, truncated=came.truncated)
+            buffer.write(t, env, **{name: x[at] for name, x in outcome.items()})
+            at_end = t == self.plan.num_steps - 1
+            buffer.write(t[at_end] + 1, env[at_end], obs=came.obs[at][at_end])
+        for e, game in self._tracker.add(came, self._valid[came.env]).items():
+            update, t = divmod(int(self._turns.step[e]) - 1, self.plan.num_steps)
+            self._open[update].games[t, e] = game
+        self._valid[came.env] = ~(came.terminated | came.truncated)
+        self._arrive(came)
+        self.progress[0] = self._turns.step.mean()
+        if self._turns.done == (self._update + 1) * self.plan.num_steps:
+            self._hand_over()
+
+    def _arrive(self, came: EnvStep) -> None:
+        self._turns.arrive(came.env)
+        self._last = came.env, came.obs
+        self._obs.update(zip(came.env.tolist(), came.obs, strict=True))
+
+    def _hand_over(self) -> None:
+        update, open_rollout = self._update, self._open.pop(self._update)
+        del self._versions[update]  # not kept alive while waiting for the next params
+        self._update += 1
+        buffer = open_rollout.buffer
+        buffer.check_finite(self.env_id, update)
+        with self._timer("handover"):
+            rollout = buffer.shard_over_envs(self.mesh, self.learner_devices)
+        collected = Collected(
+            rollout=rollout,
+            env_id=self.env_id,
+            transitions=[buffer.rows(name) for name in DIGESTED],
+            episodes=[game for _, game in sorted(open_rollout.games.items())],
+            lags=open_rollout.lags,
+            seconds=self._timer.take(),
+        )
+        with self._timer("waiting"):
+            self.rollouts.put(collected)
+
+    def choose(self, obs: np.ndarray, env: np.ndarray, step: np.ndarray) -> tuple[Decision, np.ndarray]:
+        """Actions, and the versions of the params that they come from, in calls of exactly `inference_batch`
+        rows: a call of another size could round differently. A call that straddles two updates is made under
+        the params of both, and each row has that of its own."""
         size = self.plan.inference_batch
-        steps = np.full(size, step, np.int32)
-        parts = [
-            self.act(params, obs[first : first + size], self.env_id[first : first + size], steps)
-            for first in range(0, len(obs), size)
-        ]
-        parts = jax.device_get(parts)
-        return Decision(*(np.concatenate(field) for field in zip(*parts, strict=True)))
+        calls = []
+        for first in range(0, len(env), size):
+            rows = slice(first, first + size)
+            ids, steps = self.env_id[env[rows]], step[rows]
+            for update, at in self._by_update(steps):
+                version = self._versions[update]
+                calls.append((rows, at, version.updates, self.act(version.params, obs[rows], ids, steps)))
+        decision = Decision(*(np.empty(len(env), kind) for kind in (np.int32, np.float32, np.float32)))
+        versions = np.empty(len(env), np.int32)
+        for rows, at, version_of_params, made in calls:
+            for whole, part in zip(decision, jax.device_get(made), strict=True):
+                whole[rows][at] = part[at]
+            versions[rows][at] = version_of_params
+        return decision, versions
+
+    def _by_update(self, step: np.ndarray) -> Iterator[tuple[int, Any]]:
+        """The updates to which these steps belong, with an index of their rows: one, as a rule."""
+        updates = step // self.plan.num_steps
+        first, last = int(updates.min()), int(updates.max())
+        if first == last:
+            yield first, slice(None)  # nothing is copied
+            return
+        for update in range(first, last + 1):
+            yield update, np.flatnonzero(updates == update)

@@ -46,6 +46,9 @@ class Environment:
     """environments per actor thread"""
     num_steps: int = 128
     """steps of each environment per update"""
+    env_stepping: Literal["sync", "async"] | None = None
+    """how EnvPool is driven: sync waits for all environments of a thread at each step, async for an inference
+    batch of those that are ready first; default: async with --concurrency, else sync. Changes no result"""
     env_threads: int | None = None
     """EnvPool's threads per actor thread; default: the cores shared out, two kept free on machines with over
     four. Changes no result"""
@@ -63,7 +66,8 @@ class Hardware:
     """act with the params of the update before the last one (policy lag 1), so that acting and learning
     overlap; off: they take turns (lag 0)"""
     inference_batch: int | None = None
-    """rows per call of the policy; default: all environments of a thread. Can change the last bits"""
+    """rows per call of the policy; default: all environments of a thread if they are stepped in sync, half
+    of them if async. Can change the last bits"""
     gradient_chunk: Annotated[int, CHUNK_FLAGS] = 256
     """most rows per learner device in one gradient program; an optimizer step sums its chunks. Bounds memory;
     can change the last bits"""
@@ -71,6 +75,8 @@ class Hardware:
     """chunks per minibatch, instead of a largest chunk size"""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """precision of the network's layers; params, optimizer and losses are always float32"""
+    deterministic: bool = True
+    """have XLA compile for GPUs so that the same run gives the same bits; off: faster, and never the same"""
 
 
 @dataclass(frozen=True)
@@ -246,6 +252,7 @@ class BatchPlan(NamedTuple):
     updates: int
     num_minibatches: int
     inference_batch: int  # rows per `act` call
+    env_batch: int  # environments that EnvPool steps together, of an actor: all, or an inference batch
     chunks: int  # gradient programs per minibatch
     chunk_rows: int  # rows of each on one learner, the last one padded
 
@@ -259,7 +266,10 @@ class BatchPlan(NamedTuple):
             learners,
             f"over {learners} learners (--learner-device-ids)",
         )
-        inference_batch = args.inference_batch or args.local_num_envs
+        stepping = args.env_stepping or ("async" if args.concurrency else "sync")
+        half = next((args.local_num_envs // n for n in (2, 3, 4) if args.local_num_envs % n == 0), None)
+        default = half if stepping == "async" and half else args.local_num_envs
+        inference_batch = args.inference_batch or default
         if args.local_num_envs % inference_batch:
             fits = [b for b in range(1, args.local_num_envs + 1) if args.local_num_envs % b == 0]
             nearest = sorted(sorted(fits, key=lambda b: abs(b - inference_batch))[:2])
@@ -301,6 +311,7 @@ class BatchPlan(NamedTuple):
             updates=args.total_timesteps // batch_size,
             num_minibatches=args.num_minibatches,
             inference_batch=inference_batch,
+            env_batch=inference_batch if stepping == "async" else args.local_num_envs,
             chunks=chunks,
             chunk_rows=math.ceil(pieces / chunks) * args.rows_together,
         )

@@ -26,7 +26,7 @@ class Channel(Generic[T]):
         self._items: deque[T] = deque()
         self._closed = False
         self._error: BaseException | None = None
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # its lock can be taken twice by one thread
 
     def put(self, item: T) -> None:
         with self._changed:
@@ -43,6 +43,11 @@ class Channel(Generic[T]):
             item = self._items.popleft()
             self._changed.notify_all()
             return item
+
+    def poll(self) -> T | None:
+        """`get` if there is an item; never waits."""
+        with self._changed:
+            return self.get() if self._items else None
 
     def close(self, error: BaseException | None = None) -> None:
         """The first close counts: a later one does not replace its error."""

@@ -62,40 +62,57 @@ class EnvSpec(NamedTuple):
 
 
 class EnvStep(NamedTuple):
-    """What one step of N environments gave. After `terminated | truncated` the next step is a reset: EnvPool
+    """What one step of B environments gave. After `terminated | truncated` the next step is a reset: EnvPool
     ignores that action, and the row is not a transition."""
 
-    obs: np.ndarray  # [N, ...]
-    reward: np.ndarray  # f32 [N], for learning: clipped on Atari
-    terminated: np.ndarray  # bool [N], also on a lost life under episodic_life
-    truncated: np.ndarray  # bool [N]
-    raw_reward: np.ndarray  # f32 [N], for reporting
-    game_over: np.ndarray  # bool [N]: the game ended or was cut off
+    env: np.ndarray  # i32 [B], which of the pool's environments
+    obs: np.ndarray  # [B, ...]
+    reward: np.ndarray  # f32 [B], for learning: clipped on Atari
+    terminated: np.ndarray  # bool [B], also on a lost life under episodic_life
+    truncated: np.ndarray  # bool [B]
+    raw_reward: np.ndarray  # f32 [B], for reporting
+    game_over: np.ndarray  # bool [B]: the game ended or was cut off
 
 
 class Envs:
-    """N environments of one actor thread, stepped in sync and always in the same order."""
+    """The environments of one actor thread. They are sent actions, and received in batches of one size: all
+    of them, in their order, or fewer, in the order in which they are ready."""
 
-    def __init__(self, env: EnvSpec, seeds: Sequence[int], threads: int, *, rendered: bool = False):
+    def __init__(
+        self,
+        env: EnvSpec,
+        seeds: Sequence[int],
+        threads: int,
+        *,
+        batch: int | None = None,  # None: all
+        rendered: bool = False,
+    ):
+        self.batch = batch or len(seeds)
         self._env_id = env.env_id
         self._pool: Any = envpool.make(
             env.env_id,
             env_type="gymnasium",
             num_envs=len(seeds),
+            batch_size=self.batch,
             env_seed=list(seeds),
             num_threads=min(threads, len(seeds)),
             **env.options | ({"render_mode": "rgb_array"} if rendered else {}),
         )
         self._encode = _encoding(_spaces(env.env_id, **env.options)[0])[2]
 
-    def reset(self) -> np.ndarray:
-        obs, _ = self._pool.reset()
-        return self._encode(obs)
+    def reset(self) -> None:
+        """All begin, and can be received: of this first step only the observation means something."""
+        self._pool.async_reset()
 
-    def step(self, action: np.ndarray) -> EnvStep:
-        obs, reward, terminated, truncated, info = self._pool.step(action)
+    def send(self, action: np.ndarray, env: np.ndarray) -> None:
+        """Actions [B] for as many environments."""
+        self._pool.send(action, env)
+
+    def receive(self) -> EnvStep:
+        obs, reward, terminated, truncated, info = self._pool.recv()
         game_ended = info["terminated"] != 0 if "terminated" in info else terminated
         return EnvStep(
+            env=info["env_id"],
             obs=self._encode(obs),
             reward=reward.astype(np.float32),
             terminated=terminated,
@@ -124,12 +141,12 @@ class EpisodeTracker:
         self._return = np.zeros(num_envs, np.float64)
         self._length = np.zeros(num_envs, np.int64)
 
-    def add(self, step: EnvStep, valid: np.ndarray) -> list[Episode]:
-        """Count one step; the games that ended with it, in the environments' order."""
-        self._return += step.raw_reward * valid
-        self._length += valid
-        ended = np.flatnonzero(step.game_over & valid)
-        episodes = [Episode(float(self._return[e]), int(self._length[e])) for e in ended]
+    def add(self, step: EnvStep, valid: np.ndarray) -> dict[int, Episode]:
+        """Count one step; the games that ended with it, by environment."""
+        self._return[step.env] += step.raw_reward * valid
+        self._length[step.env] += valid
+        ended = step.env[step.game_over & valid]
+        episodes = {int(e): Episode(float(self._return[e]), int(self._length[e])) for e in ended}
         self._return[ended] = 0
         self._length[ended] = 0
         return episodes

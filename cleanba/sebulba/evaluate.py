@@ -83,16 +83,17 @@ def evaluate(
     game = np.arange(num_envs)  # that each environment plays: their numbers in order of their beginnings
     begun, finished = num_envs, dict[int, Episode]()
     tracker = EpisodeTracker(num_envs)
-    obs = envs.reset()
+    envs.reset()
+    obs = envs.receive().obs
     valid = np.ones(num_envs, np.bool_)
     step = 0
     while len(finished) < episodes:
         if film and 0 not in finished:
             film.add(envs.picture())
         decision = choose(params, obs, env_id, np.full(num_envs, step, np.int32))
-        taken = envs.step(np.asarray(decision.action))
-        ended = np.flatnonzero(taken.game_over & valid)
-        for e, episode in zip(ended, tracker.add(taken, valid), strict=True):
+        envs.send(np.asarray(decision.action), env_id)
+        taken = envs.receive()
+        for e, episode in tracker.add(taken, valid).items():
             if game[e] < episodes:
                 finished[int(game[e])] = episode
                 progress(len(finished))

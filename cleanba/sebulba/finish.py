@@ -29,6 +29,7 @@ def check_wishes(args: RunArgs, env: EnvSpec) -> None:
         need_extra("--capture-video", "imageio_ffmpeg", "video")
         envs = Envs(env, seeds=[0], threads=1, rendered=True)
         envs.reset()
+        envs.receive()
         envs.picture()
     if args.upload_model:
         check_upload(args)

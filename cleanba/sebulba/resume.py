@@ -17,8 +17,9 @@ AUTO = "auto"
 
 # Flags that a resumed run may have anew: its layout, what it logs and keeps, and its length. `concurrency`
 # and `compute_dtype` are not among them: they change what is learned.
-LAYOUT = {"actor_device_ids", "learner_device_ids", "num_actor_threads", "local_num_envs", "env_threads"}
-LAYOUT |= {"inference_batch", "gradient_chunk", "gradient_accumulation_steps"}
+LAYOUT = {"actor_device_ids", "learner_device_ids", "num_actor_threads", "local_num_envs"}
+LAYOUT |= {"env_stepping", "env_threads", "inference_batch", "deterministic"}
+LAYOUT |= {"gradient_chunk", "gradient_accumulation_steps"}
 LOGGING = {"log_frequency", "runs_dir"}
 LOGGING |= {field.name for group in (Processes, Checkpoints, Results) for field in dataclasses.fields(group)}
 LENGTH = {"total_timesteps"}
@@ -163,7 +164,8 @@ def _merge(run_dir: Path, record: dict[str, Any], args: Args, given: Set[str] | 
             raise OtherRun(f"{flag(name)} cannot change in a resumed run, which has {was}; leave it out")
     if "gradient_chunk" in anew:  # of the two, one counts
         anew.setdefault("gradient_accumulation_steps", None)
-    here = dict(distributed=args.distributed, resume=args.resume, runs_dir=str(run_dir.parent))
+    here = dict(distributed=args.distributed, deterministic=args.deterministic, resume=args.resume)
+    here |= dict(runs_dir=str(run_dir.parent))
     merged = dataclasses.replace(before, **anew | here)
     threads = processes * len(merged.actor_device_ids) * merged.num_actor_threads
     total, each = record["plan"]["num_envs"], merged.local_num_envs

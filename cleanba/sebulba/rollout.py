@@ -40,6 +40,7 @@ class RolloutBuffer:
             return np.empty((plan.learners, rows, plan.envs_per_actor // plan.learners, *shape), dtype)
 
         flag = np.bool_
+        self._columns = plan.envs_per_actor // plan.learners  # of each learner
         self._arrays = Rollout(
             obs=empty(env.obs_dtype, plan.num_steps + 1, env.obs_shape),
             action=empty(np.int32),
@@ -51,11 +52,11 @@ class RolloutBuffer:
             valid=empty(flag),
         )
 
-    def write(self, t: int, **rows: np.ndarray) -> None:
-        """Row t of the named arrays, each [N, ...]."""
+    def write(self, t: np.ndarray, env: np.ndarray, **rows: np.ndarray) -> None:
+        """The slots [t, env] of the named arrays; t and env are [B], the arrays [B, ...]."""
+        slots = (env // self._columns, t, env % self._columns)
         for name, row in rows.items():
-            target = getattr(self._arrays, name)[:, t]
-            target[...] = row.reshape(target.shape)
+            getattr(self._arrays, name)[slots] = row
 
     def rows(self, name: str) -> np.ndarray:
         """[T, N, ...] of one array."""

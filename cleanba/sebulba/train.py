@@ -16,12 +16,13 @@ import numpy as np
 from jax import Array
 from rich.console import Console
 
-from cleanba.sebulba.actor import Actor, Collected
+from cleanba.sebulba.actor import Actor, Collected, Version
 from cleanba.sebulba.algorithm import Algorithm, Params
 from cleanba.sebulba.args import BatchPlan, RunArgs, given_flags, parse_args
 from cleanba.sebulba.channel import Channel, ChannelClosed
 from cleanba.sebulba.checkpoint import Keeper, Saved
 from cleanba.sebulba.command import Ended, Stopped, command, no_more_stops, stopping_gently
+from cleanba.sebulba.determinism import make_deterministic
 from cleanba.sebulba.envs import RESUMED, Envs, EnvSpec, env_seeds, env_spec, env_threads
 from cleanba.sebulba.finish import check_wishes, finish, keep_model, share, surviving
 from cleanba.sebulba.job import Job, Place, find_place, joined
@@ -69,7 +70,7 @@ class Wires(NamedTuple):
     The params channels hold `1 + lag` versions and start full, so actors use versions 0, 1, 2, … at lag 0 and
     0, 0, 1, 2, … at lag 1."""
 
-    params: list[Channel[Params]]
+    params: list[Channel[Version]]
     rollouts: list[Channel[Collected]]
     learned: Channel[Learned]
 
@@ -84,7 +85,8 @@ class Wires(NamedTuple):
     def close(self, error: BaseException | None = None) -> None:
         """Every thread ends; the main thread gets the error."""
         self.learned.close(error)
-        for channel in (*self.params, *self.rollouts):
+        channels: list[Channel[Any]] = [*self.params, *self.rollouts]
+        for channel in channels:
             channel.close()
 
 
@@ -105,7 +107,7 @@ class LearnerLoop(NamedTuple):
         timer = Timer()
         state = self.resumed or self.learner.init(self.init_key)
         for _ in range(1 + self.lag):
-            self.publish(state.params)
+            self.publish(self.first_update, state.params)
         for update in range(self.first_update, self.plan.updates):
             with timer("waiting"):
                 collected = [channel.get() for channel in self.wires.rollouts]
@@ -114,17 +116,17 @@ class LearnerLoop(NamedTuple):
                 rollouts = [c.rollout for c in collected]
                 state, losses, stop = self.learner.update(state, rollouts, self.env_id, update)
             with timer("publishing"):
-                self.publish(state.params)
+                self.publish(update + 1, state.params)
             seconds = timer.take()
             self.wires.learned.put(Learned(update, state, collected, losses, seconds, time.perf_counter()))
             if stop:
                 break
         self.wires.learned.close()
 
-    def publish(self, params: Params) -> None:
+    def publish(self, updates: int, params: Params) -> None:
         placed = {device: on_device(params, device) for device in self.actor_devices}
         for channel, device in zip(self.wires.params, self.actor_devices, strict=True):
-            channel.put(placed[device])
+            channel.put(Version(updates, placed[device]))
 
 
 class Crew(NamedTuple):
@@ -230,6 +232,8 @@ def train(
         _, plan, env = lay_out(args, place)
         return saved_like(make_algorithm(args, env, plan))
 
+    if args.deterministic:
+        make_deterministic()
     place = find_place(args)
     if args.resume in (None, AUTO):
         lay_out(args, place)  # bad input is refused before other processes are waited for
@@ -271,7 +275,12 @@ def make_crew(setup: Setup, job: Job, cleanup: ExitStack) -> Crew:
     actors = [
         Actor(
             act=act,
-            envs=Envs(env, env_seeds(seed, env_id.tolist()), env_threads(args, plan.actors)),
+            envs=Envs(
+                env,
+                env_seeds(seed, env_id.tolist()),
+                env_threads(args, plan.actors),
+                batch=plan.env_batch,
+            ),
             env=env,
             env_id=env_id,
             plan=plan,
