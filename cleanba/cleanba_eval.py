@@ -10,6 +10,7 @@ from rich.console import Console
 
 from cleanba.sebulba.args import UsageError, file_name
 from cleanba.sebulba.command import Ended, command, need_extra
+from cleanba.sebulba.determinism import make_deterministic
 from cleanba.sebulba.evaluate import evaluate, film_of, playing
 from cleanba.sebulba.hub import find_model
 from cleanba.sebulba.model import load_model
@@ -52,6 +53,7 @@ def show(console: Console, text: str) -> None:
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
+    make_deterministic()
     with command() as console:
         description = "Play with a trained model and report its returns."
         run(tyro.cli(Args, args=argv, prog=prog, description=description), console)

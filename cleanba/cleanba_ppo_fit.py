@@ -1,8 +1,11 @@
 """PPO with a layout and sizes that fit the machine it starts on: what `make train` runs."""
 
+import sys
+
 import jax
 
 from cleanba.cleanba_ppo import Args, main
+from cleanba.sebulba.determinism import make_deterministic
 
 
 def fitting_args() -> Args:
@@ -28,4 +31,6 @@ def fitting_args() -> Args:
 
 
 if __name__ == "__main__":
+    if "--no-deterministic" not in sys.argv:
+        make_deterministic()  # before the first look at the devices
     main(fitting_args())

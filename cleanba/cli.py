@@ -9,6 +9,7 @@ commands:
   impala  train with IMPALA
   launch  train with several processes on this machine
   eval    play with a trained model
+  diff    compare two runs, update by update
 
 cleanba COMMAND --help lists the flags."""
 
@@ -31,6 +32,10 @@ def main() -> None:
             from cleanba import cleanba_eval
 
             cleanba_eval.main(argv=flags, prog="cleanba eval")
+        case ["diff", *flags]:
+            from cleanba import cleanba_diff
+
+            cleanba_diff.main(argv=flags, prog="cleanba diff")
         case [] | ["-h" | "--help"]:
             print(USAGE)
         case [command, *_]:

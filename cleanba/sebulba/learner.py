@@ -233,12 +233,17 @@ def replicate(x: Array, mesh: Mesh) -> Array:
 
 def on_device(params: Params, device: jax.Device) -> Params:
     """Replicated params on one device of this process."""
-    return jax.tree.map(lambda x: jax.device_put(x.addressable_data(0), device), params)
+    return jax.device_put(local_part(params), device)
 
 
 def on_host(tree: Any) -> Any:
     """Replicated arrays as numpy's."""
-    return jax.device_get(jax.tree.map(lambda x: x.addressable_data(0), tree))
+    return jax.device_get(local_part(tree))
+
+
+def local_part(tree: Any) -> Any:
+    """Of replicated arrays: as they are on this process's first learner."""
+    return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
 
 def from_process_0(tree: Any) -> Any:

@@ -1,8 +1,6 @@
 """What a run leaves: its folder, a row per update, a curve and a summary."""
 
 import json
-import os
-import platform
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,10 +15,11 @@ from cleanba.sebulba.actor import Collected
 from cleanba.sebulba.args import BatchPlan, RunArgs, UsageError, file_name
 from cleanba.sebulba.checkpoint import Checkpoint
 from cleanba.sebulba.command import Ended
+from cleanba.sebulba.determinism import circumstances
 from cleanba.sebulba.envs import EnvSpec, Episode
 from cleanba.sebulba.evaluate import Evaluation
 from cleanba.sebulba.files import write_whole
-from cleanba.sebulba.learner import LearnerState, on_host
+from cleanba.sebulba.learner import LearnerState, local_part
 from cleanba.sebulba.metrics import RECENT_GAMES, Row, data_digest, joint_digest, params_digest
 from cleanba.sebulba.model import Model
 from cleanba.sebulba.networks import resolve_network
@@ -55,17 +54,24 @@ class Report(NamedTuple):
     update: int
     games: list[Episode]  # that ended in it
     actor_seconds: list[dict[str, float]]  # of each actor
+    lags: list[int]  # of its transitions
     params_digest: str
     data_digest: str
+    digest_seconds: float  # that these two took
 
     @staticmethod
     def of(news: Learned) -> "Report":
+        start = time.perf_counter()
+        of_params = params_digest(local_part(news.state.params))
+        of_data = data_digest((c.env_id, c.transitions) for c in news.collected)
         return Report(
             update=news.update,
             games=[game for c in news.collected for game in c.episodes],
             actor_seconds=[c.seconds for c in news.collected],
-            params_digest=params_digest(on_host(news.state.params)),
-            data_digest=data_digest((c.env_id, c.transitions) for c in news.collected),
+            lags=sorted(set().union(*(c.lags for c in news.collected))),
+            params_digest=of_params,
+            data_digest=of_data,
+            digest_seconds=time.perf_counter() - start,
         )
 
 
@@ -115,6 +121,9 @@ class Rows:
         actors = [seconds for report in reports for seconds in report.actor_seconds]
         for name in actors[0]:
             row[f"stats/actor_{name}_seconds"] = float(np.mean([seconds[name] for seconds in actors]))
+        row["stats/digest_seconds"] = reports[0].digest_seconds
+        lags = [lag for report in reports for lag in report.lags]
+        row |= {"stats/policy_lag_min": min(lags), "stats/policy_lag_max": max(lags)}
         row["params_digest"] = reports[0].params_digest
         row["data_digest"] = joint_digest(report.data_digest for report in reports)
         return row
@@ -185,13 +194,7 @@ def write_args(
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "layout": str(topology),
         "code": code_version(),
-        "machine": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "envpool")},
-            "actor_devices": topology.actor_devices()[0].device_kind,
-            "learner_devices": topology.learner_devices()[0].device_kind,
-            "cores": len(os.sched_getaffinity(0)),
-        },
+        "machine": circumstances(topology),
     }
     record = {
         "args": vars(args),
