@@ -82,8 +82,7 @@ def check_comparable(a: Run, b: Run) -> None:
 
 
 def circumstances(run: Run) -> dict[str, Any]:
-    """What was recorded of a run that its bits may depend on. What a run had when it was resumed comes
-    with the number of that part."""
+    """What was recorded of a run that its bits may depend on. Of a resumed part, what is new in it."""
     found = {
         flag(name) + (" (changes no bit)" if name in NO_BIT else ""): value
         for name, value in run.record["args"].items()
@@ -91,13 +90,14 @@ def circumstances(run: Run) -> dict[str, Any]:
     }
     found |= {f"resolved {name}": run.record["plan"].get(name) for name in FOLLOWS}
     found |= {f"environment's {name}": value for name, value in run.record.get("env_options", {}).items()}
-    for number, part in enumerate(run.record.get("parts", [run.record])):
-        of_part = f"part {number + 1}: " if number else ""
-        if number:
-            found[f"{of_part}resumed after update"] = part.get("from_update")
-        found[f"{of_part}layout"] = part.get("layout")
-        for group in ("code", "machine"):
-            found |= {f"{of_part}{name}": value for name, value in part.get(group, {}).items()}
+    before: dict[str, Any] = {}
+    for number, part in enumerate(run.record.get("parts", [run.record]), start=1):
+        here = {"layout": part.get("layout")} | part.get("code", {}) | part.get("machine", {})
+        if number > 1:
+            here["resumed after update"] = part.get("from_update")
+        new = {name: value for name, value in here.items() if name not in before or before[name] != value}
+        found |= {f"part {number}: {name}" if number > 1 else name: value for name, value in new.items()}
+        before = here
     return found
 
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 from conftest import REPO, read_rows
-from test_equivalence import ALGORITHMS, distance, each_algorithm, sgd
+from test_equivalence import ALGORITHMS, check_lag, distance, each_algorithm, sgd
 
 from cleanba.cleanba_ppo import Args
 from cleanba.sebulba.args import UsageError
@@ -202,10 +202,15 @@ def as_flags(options):
 
 @each_algorithm
 @pytest.mark.parametrize(
-    ("processes", "learners"), [(2, (0,)), pytest.param(3, (1, 2), marks=pytest.mark.slow)], ids=["d2", "d3"]
+    ("processes", "learners"),
+    [
+        pytest.param(2, (0,), id="a0-l0-d2"),
+        pytest.param(2, (1, 2), id="a0-l1,2-d2", marks=pytest.mark.slow),
+        pytest.param(3, (1, 2), id="a0-l1,2-d3", marks=pytest.mark.slow),
+    ],
 )
 def test_more_processes_give_the_same_run(run, start, tmp_path, which, processes, learners):
-    """24 environments: in one process, 12 in each of two, 8 in each of three with two learners."""
+    """24 environments: in one process, 12 in each of two, 8 in each of three. IMPALA's have lag 1."""
     sizes = dict(num_steps=16, num_minibatches=2, inference_batch=2, hiddens=(16,), num_actor_threads=1)
     same = sizes | dict(env_id="CartPole-v1", total_timesteps=5 * 16 * 24)
     alone = ALGORITHMS[which] | same | dict(local_num_envs=24)
@@ -225,6 +230,7 @@ def test_more_processes_give_the_same_run(run, start, tmp_path, which, processes
     rows = [row for row in read_rows(run_dir) if "update" in row]
     assert [row["global_step"] for row in rows] == [row["global_step"] for row in reference_rows]
     assert rows[0]["data_digest"] == reference_rows[0]["data_digest"]
+    check_lag(rows, lag=1 if which == "impala" else 0)
     assert rows[0]["stats/games"] == reference_rows[0]["stats/games"] > 0  # those of all processes
     assert rows[0]["charts/avg_episodic_return"] == reference_rows[0]["charts/avg_episodic_return"]
     (model,) = run_dir.glob("*.cleanrl_model")

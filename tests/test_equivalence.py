@@ -1,4 +1,10 @@
-"""The contract: same seed, same run."""
+"""The contract: same seed, same run. What docs/reproducibility.md promises of one process is held here."""
+
+import random
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +13,11 @@ import optax
 import pytest
 
 from cleanba import cleanba_impala, cleanba_ppo
+from cleanba.sebulba.actor import Actor
 from cleanba.sebulba.algorithm import Loss
-from cleanba.sebulba.networks import Decision
+from cleanba.sebulba.envs import Envs, EnvStep
+from cleanba.sebulba.learner import Learner
+from cleanba.sebulba.networks import Decision, act
 
 ALGORITHMS = {
     "ppo": dict(algorithm=cleanba_ppo),
@@ -20,7 +29,8 @@ ATARI = dict(env_id="Breakout-v5", network="impala", channels=(4, 4), hiddens=(1
 
 def sgd(which, scale=1.0):
     """Small, because plain SGD on pictures is chaotic: with PPO, five updates end 8e-8 apart at 0.001 and
-    1e-5 apart at 0.002. IMPALA makes an eighth of the steps, with a sum over the 64 rows of a minibatch."""
+    1e-5 apart at 0.002; CartPole's 1e-7 apart at 0.01. IMPALA makes an eighth of the steps, with a sum over
+    the 64 rows of a minibatch."""
     rate = {"ppo": 0.001, "impala": 8 * 0.001 / 64}[which] * scale
     return dict(optimizer=optax.identity(), learning_rate=lambda update: rate)
 
@@ -78,15 +88,143 @@ def test_another_seed_is_another_run(run):
     assert not set(one) & set(two)
 
 
+def check_lag(rows, lag):
+    """Exact for every transition: the first params are used for `1 + lag` updates, then each for one."""
+    logged = [(row["stats/policy_lag_min"], row["stats/policy_lag_max"]) for row in rows]
+    assert logged == [(min(update, lag),) * 2 for update in range(len(rows))]
+
+
+# --------------------------------------------------------------------------- how environments are stepped
+
+STEPPING = ATARI | dict(num_steps=8, local_num_envs=8, num_minibatches=2, concurrency=True)
+SYNC = dict(env_stepping="sync", env_threads=1)
+ASYNC = dict(env_stepping="async", env_threads=2)
+
+
+class Delayed(Envs):
+    """Every fifth step of an environment takes 20 ms longer, so others overtake it."""
+
+    def __init__(self, *args, batch, **kwargs):
+        super().__init__(*args, batch=1, **kwargs)
+        self.batch, self.under_way, self.waiting = batch, len(args[1]), []
+
+    def send(self, action, env):
+        super().send(action, env)
+        self.under_way += len(env)
+
+    def receive(self):
+        for _ in range(self.under_way):
+            delay = 0.02 if random.random() < 0.2 else 0.0
+            self.waiting.append((time.monotonic() + delay, super().receive()))
+        self.under_way = 0
+        self.waiting.sort(key=lambda item: item[0])
+        ready, self.waiting = self.waiting[: self.batch], self.waiting[self.batch :]
+        time.sleep(max(0.0, ready[-1][0] - time.monotonic()))
+        return EnvStep(*(np.concatenate(rows) for rows in zip(*(step for _, step in ready), strict=True)))
+
+
+@contextmanager
+def delays():
+    """In environments, actors and the learner."""
+    choose, update = Actor.choose, Learner.update
+
+    def slowly(method, seconds):
+        return lambda *args: time.sleep(random.uniform(0, seconds)) or method(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cleanba.sebulba.train.Envs", Delayed)
+        patch.setattr(Actor, "choose", slowly(choose, 0.01))
+        patch.setattr(Learner, "update", slowly(update, 0.02))
+        yield
+
+
+@contextmanager
+def load():
+    """Two other processes keep the machine busy."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def counting_straddlers(found):
+    """Whether a batch has actions of two versions."""
+    choose = Actor.choose
+
+    def counted(self, obs, env, step):
+        decision, version = choose(self, obs, env, step)
+        found.append(len(set(version.tolist())) > 1)
+        return decision, version
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Actor, "choose", counted)
+        yield
+
+
+def check_stepping(run, which, *, batch, updates, ways):
+    """All `ways` of stepping (flags, and what happens meanwhile) give the same bits and the exact lag."""
+    same = ALGORITHMS[which] | STEPPING | dict(inference_batch=batch, total_timesteps=updates * 8 * 8)
+    same |= dict(update_epochs=1) if which == "ppo" else {}
+    runs = []
+    for flags, *meanwhile in ways:
+        with ExitStack() as stack:
+            for hook in meanwhile:
+                stack.enter_context(hook())
+            _, rows = run(**same | flags)
+        check_lag(rows, lag=1)
+        runs.append(digests(rows))
+    assert len(set(runs[0])) == updates
+    for way, found in zip(ways, runs, strict=True):
+        assert found == runs[0], way
+
+
+@each_algorithm
+def test_how_environments_are_stepped_changes_no_bit(run, which):
+    straddling = []
+    with counting_straddlers(straddling):
+        check_stepping(run, which, batch=2, updates=8, ways=[(SYNC,), (ASYNC, delays)])
+    assert any(straddling) and not all(straddling)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("batch", [4, 2], ids=["N/2", "N/4"])
+@each_algorithm
+def test_no_way_of_stepping_changes_a_bit_in_fifty_updates(run, which, batch):
+    """Twice each; while other processes load the machine; with delays everywhere."""
+    each = [dict(env_stepping=s, env_threads=n) for s in ("sync", "async") for n in (1, 2, 4)]
+    ways = [(flags,) for flags in each for _ in range(2)]
+    ways += [(flags, hook) for flags in each[1::3] for hook in (load, delays)]
+    check_stepping(run, which, batch=batch, updates=50, ways=ways)
+
+
+# ------------------------------------------------------------------------------------------------ layouts
+
+# Of 24 environments. Those of two processes are in test_distributed.py.
 LAYOUTS = {
-    "a0-l0": dict(local_num_envs=8, num_actor_threads=1),
-    "a0-l1,2": dict(local_num_envs=8, num_actor_threads=1, learner_device_ids=(1, 2)),
-    "a0-l1,2,3,4": dict(local_num_envs=8, num_actor_threads=1, learner_device_ids=(1, 2, 3, 4)),
-    "a0,1-l2,3": dict(
-        local_num_envs=4, num_actor_threads=1, actor_device_ids=(0, 1), learner_device_ids=(2, 3)
-    ),
-    "a0-l0, two threads": dict(local_num_envs=4, num_actor_threads=2),
+    "a0-l0": dict(local_num_envs=24),
+    "a0-l1,2": dict(local_num_envs=24, learner_device_ids=(1, 2)),
+    "a0-l1,2,3": dict(local_num_envs=24, learner_device_ids=(1, 2, 3)),
+    "a0,1-l2,3": dict(local_num_envs=12, actor_device_ids=(0, 1), learner_device_ids=(2, 3)),
+    "a0-l0, two threads": dict(local_num_envs=12, num_actor_threads=2),
 }
+
+
+def check_layouts(run, which, layouts=LAYOUTS, **flags):
+    """The same data to the bit in the first update; the same params up to float reassociation after five."""
+    same = ALGORITHMS[which] | dict(inference_batch=6, num_minibatches=2, total_timesteps=5 * 16 * 24) | flags
+    parts = sgd(which, scale=1 if flags.get("network") else 10)
+    runs = {name: run(parts, **same, **layouts[name]) for name in layouts}
+    reference, reference_rows = runs["a0-l0"]
+    for name, (outcome, rows) in runs.items():
+        check_lag(rows, lag=1 if flags["concurrency"] else 0)
+        assert rows[0]["data_digest"] == reference_rows[0]["data_digest"], name
+        assert distance(outcome.model.params, reference.model.params) < 1e-5, name
+    return reference
 
 
 @pytest.mark.parametrize(
@@ -100,16 +238,9 @@ LAYOUTS = {
 )
 @each_algorithm
 def test_layouts_with_the_same_environments_give_the_same_run(run, which, env, concurrency):
-    """The same data to the bit in the first update; the same params up to float reassociation after five."""
-    same = (
-        ALGORITHMS[which] | env | dict(inference_batch=4, concurrency=concurrency, total_timesteps=5 * 16 * 8)
-    )
-    runs = {name: run(sgd(which), **same, **layout) for name, layout in LAYOUTS.items()}
-    reference, reference_rows = runs.pop("a0-l0")
-    for name, (outcome, rows) in runs.items():
-        assert rows[0]["data_digest"] == reference_rows[0]["data_digest"], name
-        assert distance(outcome.model.params, reference.model.params) < 1e-5, name
-    start, _ = run(sgd(which, scale=0.0), **same, **LAYOUTS["a0-l0"])
+    reference = check_layouts(run, which, **env, concurrency=concurrency)
+    same = ALGORITHMS[which] | env | dict(local_num_envs=24, total_timesteps=16 * 24)
+    start, _ = run(sgd(which, scale=0.0), **same)
     assert distance(start.model.params, reference.model.params) > 1e-3, "SGD did not move: no test"
 
 
@@ -122,10 +253,83 @@ def test_chunks_change_no_more_than_the_last_bits(run, which):
         assert distance(whole.model.params, chunked.model.params) < 1e-5
 
 
+# ------------------------------------------------------------------------------------ each rule is needed
+
+
+def fails(check, *args, **kwargs):
+    with pytest.raises(AssertionError):
+        check(*args, **kwargs)
+
+
 @each_algorithm
-def test_how_environments_are_stepped_changes_no_bit(run, which):
-    one, four = (digests(run(**ALGORITHMS[which], env_threads=n)[1]) for n in (1, 4))
-    assert one == four
+def test_without_keys_from_identity_stepping_changes_bits(run, monkeypatch, which):
+    """The key of an action is that of its row in the batch."""
+
+    def by_row(policy, key, params, obs, env_id, step):
+        return act(policy, key, params, obs, jnp.arange(len(env_id)), step)
+
+    monkeypatch.setattr(ALGORITHMS[which]["algorithm"], "act", by_row)
+    fails(check_stepping, run, which, batch=2, updates=4, ways=[(SYNC,), (ASYNC, delays)])
+
+
+@each_algorithm
+def test_without_both_versions_for_a_straddling_batch_stepping_changes_bits(run, monkeypatch, which):
+    """All rows of a call have the params of the first update that is in it."""
+    choose = Actor.choose
+
+    def under_one_version(self, obs, env, step):
+        versions, first = self._versions, int(step.min()) // self.plan.num_steps
+        self._versions = dict.fromkeys(versions, versions[first])
+        decision, version = choose(self, obs, env, step)
+        self._versions = versions
+        return decision, version
+
+    monkeypatch.setattr(Actor, "choose", under_one_version)
+    fails(check_stepping, run, which, batch=2, updates=8, ways=[(SYNC,), (ASYNC, delays)])
+
+
+TWO_LAYOUTS = {name: LAYOUTS[name] for name in ("a0-l0", "a0-l1,2")}
+
+
+@each_algorithm
+def test_without_a_minibatch_plan_by_environment_layouts_change_params(run, monkeypatch, which):
+    """A minibatch is drawn from the columns that a learner happens to have."""
+    module = ALGORITHMS[which]["algorithm"]
+    minibatches = module.minibatches
+
+    def by_column(key, env_id, *, plan):
+        columns = jnp.arange(len(env_id))
+        return minibatches(key, columns if which == "ppo" else columns * 2 // len(env_id), plan=plan)
+
+    monkeypatch.setattr(module, "minibatches", by_column)
+    fails(check_layouts, run, which, TWO_LAYOUTS, concurrency=False)
+
+
+def test_without_global_statistics_layouts_change_params(run, monkeypatch):
+    """Advantages are normalized with the mean of the learners' moments."""
+    moments = cleanba_ppo.advantage_moments
+
+    def mean_of_moments(rows, mask, global_sum, *, normalize):
+        own = moments(rows, mask, lambda x: x, normalize=normalize)
+        return jax.tree.map(lambda x: global_sum(x) / global_sum(jnp.ones(())), own)
+
+    monkeypatch.setattr(cleanba_ppo, "advantage_moments", mean_of_moments)
+    fails(check_layouts, run, "ppo", TWO_LAYOUTS, concurrency=False)
+
+
+def test_without_global_counts_layouts_change_params(run, monkeypatch):
+    """The loss is the mean of the learners' means."""
+    ppo_loss = cleanba_ppo.ppo_loss
+
+    def mean_of_means(*rows, **kwargs):
+        loss = ppo_loss(*rows, **kwargs)
+        return loss._replace(total=loss.total / loss.denominator, denominator=jnp.ones(()))
+
+    monkeypatch.setattr(cleanba_ppo, "ppo_loss", mean_of_means)
+    fails(check_layouts, run, "ppo", TWO_LAYOUTS, concurrency=False)
+
+
+# ------------------------------------------------------------------------------------------------ the lag
 
 
 @pytest.mark.parametrize(("concurrency", "versions"), [(False, [0, 1, 2, 3, 4]), (True, [0, 0, 1, 2, 3])])

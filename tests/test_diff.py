@@ -1,0 +1,131 @@
+"""`cleanba diff`: runs that are the same, runs that are not, and things that are no runs."""
+
+import json
+import shutil
+
+import pytest
+
+from cleanba import cleanba_diff, cleanba_impala
+
+COMMAND = dict(total_timesteps=6 * 64)
+
+
+@pytest.fixture
+def diff(capsys):
+    """Its exit code and what it says."""
+
+    def diff(*runs):
+        with pytest.raises(SystemExit) as exit:
+            cleanba_diff.main([str(run) for run in runs])
+        said = capsys.readouterr()
+        return exit.value.code, said.out + said.err
+
+    return diff
+
+
+@pytest.fixture
+def changed(run, tmp_path):
+    """A run, and a copy of it whose rows are what `change` makes of them."""
+    original = run(**COMMAND)[0].run_dir
+
+    def changed(change):
+        copy = shutil.copytree(original, tmp_path / "copy")
+        rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+        change(rows)
+        (copy / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return original, copy
+
+    return changed
+
+
+def test_the_same_command_twice(run, diff):
+    code, said = diff(run(**COMMAND)[0].run_dir, run(**COMMAND)[0].run_dir)
+    assert code == 0
+    assert said.splitlines()[2:] == ["all recorded circumstances are the same", "identical through update 6"]
+
+
+def test_circumstances_that_change_no_bit_are_named_first(run, diff):
+    ways = dict(env_stepping="sync", env_threads=1), dict(env_stepping="async", env_threads=2)
+    runs = [run(**COMMAND, **way, inference_batch=2)[0].run_dir for way in ways]
+    code, said = diff(*runs)
+    assert code == 0
+    lines = [line.split() for line in said.splitlines()]
+    assert lines[4:6] == [
+        ["--env-stepping", "(changes", "no", "bit)", "sync", "async"],
+        ["--env-threads", "(changes", "no", "bit)", "1", "2"],
+    ]
+    assert said.endswith("identical through update 6\n")
+
+
+def test_another_seed_differs_from_the_first_update_on(run, diff):
+    code, said = diff(run(**COMMAND)[0].run_dir, run(**COMMAND, seed=2)[0].run_dir)
+    assert code == 1
+    assert "--seed   1   2" in said
+    assert said.index("--seed") < said.index("update 1 differs, in its data first")
+    assert "losses/value_loss" in said and "seconds" not in said and "SPS" not in said
+
+
+def test_the_learner_is_named_if_the_same_data_gave_other_params(changed, diff):
+    def other_params(rows):
+        for row in rows[3:]:
+            row["params_digest"] = "0" * 32
+        for row in rows[4:]:
+            row["data_digest"] = "0" * 32
+        rows[4]["losses/entropy"] += 0.25
+        rows[5]["losses/entropy"] += 0.125
+
+    code, said = diff(*changed(other_params))
+    assert code == 1
+    assert "all recorded circumstances are the same" in said
+    assert "identical through update 3; update 4 differs, in its params first" in said
+    assert said.splitlines()[-1].split() == ["losses/entropy", "0", "0.25", "5"]
+
+
+def test_the_data_is_named_if_it_differs_in_the_same_update(changed, diff):
+    def other_data(rows):
+        rows[2] |= {"params_digest": "0" * 32, "data_digest": "0" * 32}
+
+    assert "through update 2; update 3 differs, in its data first" in diff(*changed(other_data))[1]
+
+
+def test_a_run_that_is_longer_or_has_gaps_is_compared_as_far_as_it_goes(changed, diff):
+    def cut(rows):
+        del rows[4:], rows[1]
+
+    code, said = diff(*changed(cut))
+    assert code == 0
+    assert "B lacks the rows of 1 updates, 2 the first of them" in said
+    assert said.endswith("identical through update 4; A goes on to update 6\n")
+
+
+def test_a_resumed_part_is_named(run, diff):
+    longer = dict(total_timesteps=7 * 64, anneal_lr=False)
+    plain, other = (run(**COMMAND | dict(anneal_lr=False))[0].run_dir for _ in range(2))
+    resumed = run(**longer, resume=str(plain))[0].run_dir
+    code, said = diff(other, resumed)
+    assert code == 0
+    lines = [line.split() for line in said.splitlines()[2:]]
+    assert lines[2:4] == [
+        ["--total-timesteps", "384", "448"],
+        ["part", "2:", "resumed", "after", "update", "-", "6"],
+    ]
+    assert "identical through update 6; B goes on to update 7" in said
+
+
+def test_what_cannot_be_compared_is_refused(run, diff, tmp_path):
+    ppo = run(**COMMAND)[0].run_dir
+    impala = run(**COMMAND, algorithm=cleanba_impala, num_minibatches=2)[0].run_dir
+    smaller = run(**COMMAND, num_steps=8)[0].run_dir
+    empty = shutil.copytree(ppo, tmp_path / "empty")
+    (empty / "metrics.jsonl").write_text("")
+    damaged = shutil.copytree(ppo, tmp_path / "damaged")
+    (damaged / "args.json").write_text("{")
+    for other, why in [
+        (impala, "other algorithms"),
+        (smaller, "other steps per update: 64 and 32"),
+        (empty, "no complete update"),
+        (damaged, "damaged args.json"),
+        (tmp_path, "is not a run's folder"),
+    ]:
+        code, said = diff(ppo, other)
+        assert code == 2 and said.startswith("error: ") and why in said, said
