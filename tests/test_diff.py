@@ -68,9 +68,9 @@ def test_another_seed_differs_from_the_first_update_on(run, diff):
 def test_the_learner_is_named_if_the_same_data_gave_other_params(changed, diff):
     def other_params(rows):
         for row in rows[3:]:
-            row["params_digest"] = "0" * 32
+            row["params_digest"] = "0" * 16
         for row in rows[4:]:
-            row["data_digest"] = "0" * 32
+            row["data_digest"] = "0" * 16
         rows[4]["losses/entropy"] += 0.25
         rows[5]["losses/entropy"] += 0.125
 
@@ -83,7 +83,7 @@ def test_the_learner_is_named_if_the_same_data_gave_other_params(changed, diff):
 
 def test_the_data_is_named_if_it_differs_in_the_same_update(changed, diff):
     def other_data(rows):
-        rows[2] |= {"params_digest": "0" * 32, "data_digest": "0" * 32}
+        rows[2] |= {"params_digest": "0" * 16, "data_digest": "0" * 16}
 
     assert "through update 2; update 3 differs, in its data first" in diff(*changed(other_data))[1]
 
