@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from conftest import REPO, read_rows
 from test_equivalence import ALGORITHMS, check_lag, distance, each_algorithm, sgd
@@ -237,6 +238,47 @@ def test_more_processes_give_the_same_run(run, start, tmp_path, which, processes
     assert distance(load_model(model).params, reference.model.params) < 1e-5
     record = json.loads((run_dir / "args.json").read_text())
     assert record["layout"] == f"a0-l{','.join(map(str, learners))}-d{processes}"
+
+
+CURVES = {  # layouts of 24 environments: how many for an actor thread, processes, devices
+    "a0-l0-d1": (24, 1, {}),
+    "a0-l1,2-d1": (24, 1, dict(learner_device_ids=(1, 2))),
+    "a0-l1,2,3-d1": (24, 1, dict(learner_device_ids=(1, 2, 3))),
+    "a0,1-l2,3-d1": (12, 1, dict(actor_device_ids=(0, 1), learner_device_ids=(2, 3))),
+    "a0-l0-d2": (12, 2, {}),
+    "a0-l1,2-d2": (12, 2, dict(learner_device_ids=(1, 2))),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_layouts_learn_alike(run, start, tmp_path):
+    """CartPole, five seeds on each: the bands (mean and standard deviation) of any two overlap all along."""
+    sizes = dict(
+        env_id="CartPole-v1", num_actor_threads=1, num_steps=32, num_minibatches=1, inference_batch=6
+    )
+    learning = dict(learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, clip_coef=0.2, ent_coef=0.0)
+    same = sizes | learning | dict(update_epochs=10, hiddens=(64, 64), total_timesteps=80 * 32 * 24)
+    curves = {}
+    for layout, (envs, processes, devices) in CURVES.items():
+        for seed in range(1, 6):
+            flags = same | devices | dict(local_num_envs=envs, seed=seed, exp_name=layout)
+            if processes == 1:
+                _, rows = run(**flags)
+            else:
+                flags |= dict(runs_dir=tmp_path)
+                job = start(processes, "--distributed", *as_flags(flags), devices=3)
+                assert [p.wait(300) for p in job] == [0] * processes, [p.said() for p in job]
+                (run_dir,) = tmp_path.glob(f"CartPole-v1__{layout.replace(',', '-')}__{seed}__*")
+                rows = read_rows(run_dir)
+            curves.setdefault(layout, []).append([r["charts/avg_episodic_return"] for r in rows[9::10]])
+    bands = {layout: (np.mean(c, axis=0), np.std(c, axis=0)) for layout, c in curves.items()}
+    for layout, (mean, std) in bands.items():
+        print(layout, " ".join(f"{m:.0f}±{s:.0f}" for m, s in zip(mean, std, strict=True)))
+        assert mean[-1] > 5 * mean[0], "nothing was learned"
+    for a, (mean_a, std_a) in bands.items():
+        for b, (mean_b, std_b) in bands.items():
+            assert (np.abs(mean_a - mean_b) <= std_a + std_b).all(), (a, b)
 
 
 def test_params_that_differ_between_processes_end_the_run():

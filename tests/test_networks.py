@@ -95,6 +95,15 @@ def test_a_row_does_not_depend_on_its_batch_or_its_place_there(dtype):
         assert before[6] == after[2]
 
 
+def test_another_batch_size_changes_no_more_than_the_last_bits():
+    obs, env_id, step = pictures(8), np.arange(8, dtype=np.int32), np.full(8, 5, np.int32)
+    whole = decide(obs, env_id, step)
+    for rows in (slice(0, 4), slice(4, 8)):
+        half = decide(obs[rows], env_id[rows], step[rows])
+        np.testing.assert_allclose(half.logprob, whole.logprob[rows], atol=1e-5)
+        np.testing.assert_allclose(half.value, whole.value[rows], atol=1e-5)
+
+
 def test_keys_come_from_the_environment_and_its_step():
     obs = np.repeat(pictures(1), 64, axis=0)
     ids, zeros = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
