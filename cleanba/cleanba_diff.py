@@ -21,7 +21,7 @@ Exit code: 0 identical, as far as both go; 1 not identical; 2 they cannot be com
 
 DIGESTS = ("data_digest", "params_digest")
 NO_BIT = {"env_stepping", "env_threads"}  # flags that change none
-FOLLOWS = ("inference_batch", "chunks", "chunk_rows")  # from several flags
+PART = ("sizes", "code", "machine")  # what args.json has of each part of a run, besides its layout
 NO_METRIC = {"update", "global_step", *DIGESTS}
 
 
@@ -59,12 +59,25 @@ def read_run(path: Path) -> Run:
         raise UsageError(f"{path} is not a run's folder: {error.filename}: {error.strerror}") from error
     except (ValueError, RecursionError):
         record = None
-    if not isinstance(record, dict) or not all(isinstance(record.get(n), dict) for n in ("args", "plan")):
+    if not is_record(record):
         raise UsageError(f"{path} has a damaged args.json; compare another run")
-    by_update = {row["update"]: row for row in rows if row.keys() >= {"update", *DIGESTS}}
+    complete = [row for row in rows if type(row.get("update")) is int and row.keys() >= set(DIGESTS)]
+    by_update = {row["update"]: row for row in complete}
     if not by_update:
         raise UsageError(f"{path} has no complete update in metrics.jsonl; compare another run")
     return Run(path, record, by_update)
+
+
+def is_record(record: Any) -> bool:
+    """Everything that is looked up in it has the right type."""
+    groups = ("args", "plan", "env_options")
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), dict) for name in groups):
+        return False
+    parts = record.get("parts")
+    return isinstance(parts, list) and all(
+        isinstance(part, dict) and all(isinstance(part.get(name, {}), dict) for name in PART)
+        for part in parts
+    )
 
 
 def check_comparable(a: Run, b: Run) -> None:
@@ -74,6 +87,7 @@ def check_comparable(a: Run, b: Run) -> None:
         "environments": lambda run: run.record["args"].get("env_id"),
         "algorithms, by their flags": lambda run: sorted(map(flag, run.record["args"].keys() - machinery)),
         "steps per update": lambda run: run.record["plan"].get("batch_size"),
+        "digests, of other versions of Cleanba": lambda run: run.record.get("digested"),
     }.items():
         if of(a) != of(b):
             raise UsageError(f"they have other {what}: {_text(of(a))} and {_text(of(b))}; nothing to compare")
@@ -88,11 +102,12 @@ def circumstances(run: Run) -> dict[str, Any]:
         for name, value in run.record["args"].items()
         if name not in LOGGING | {"exp_name"}
     }
-    found |= {f"resolved {name}": run.record["plan"].get(name) for name in FOLLOWS}
-    found |= {f"environment's {name}": value for name, value in run.record.get("env_options", {}).items()}
+    found |= {f"environment's {name}": value for name, value in run.record["env_options"].items()}
     before: dict[str, Any] = {}
-    for number, part in enumerate(run.record.get("parts", [run.record]), start=1):
-        here = {"layout": part.get("layout")} | part.get("code", {}) | part.get("machine", {})
+    for number, part in enumerate(run.record["parts"], start=1):
+        here = {"layout": part.get("layout")}
+        for group in PART:
+            here |= part.get(group, {})
         if number > 1:
             here["resumed after update"] = part.get("from_update")
         new = {name: value for name, value in here.items() if name not in before or before[name] != value}
@@ -114,7 +129,7 @@ def first_difference(a: Run, b: Run) -> tuple[int, str] | None:
 
 
 def drifts(a: Run, b: Run, first: int) -> list[Drift]:
-    """Of the metrics that differ from that update on; not of times and speeds, which always do."""
+    """Of the metrics of both that differ from that update on; not of times and speeds, which always do."""
     found = []
     updates = [update for update in sorted(a.rows.keys() & b.rows.keys()) if update >= first]
     for metric in a.rows[updates[-1]].keys() - NO_METRIC:
@@ -141,14 +156,13 @@ def tell_circumstances(a: Run, b: Run) -> list[str]:
     return ["circumstances that differ:", *_columns([("", "A", "B"), *rows])]
 
 
-def tell_outcome(a: Run, b: Run) -> list[str]:
+def tell_outcome(a: Run, b: Run, difference: tuple[int, str] | None) -> list[str]:
     """Whether they are identical, and if not, how far apart."""
     common = sorted(a.rows.keys() & b.rows.keys())
     lines = []
     for name, run in (("A", a), ("B", b)):
         if missing := set(range(1, max(run.rows) + 1)) - run.rows.keys():
             lines.append(f"{name} lacks the rows of {len(missing)} updates, {min(missing)} the first of them")
-    difference = first_difference(a, b)
     if difference is None:
         lasts = max(a.rows), max(b.rows)
         longer = "A" if lasts[0] > lasts[1] else "B"
@@ -160,7 +174,7 @@ def tell_outcome(a: Run, b: Run) -> list[str]:
     if digest == "data_digest":
         what = "in its data first: actors or environments did something else"
     else:
-        what = "in its params first: the learner made something else of the same data"
+        what = "in its params first: the learner made something else of the same actions and rewards"
     lines.append(f"{same}update {update} differs, {what}")
     apart = [(d.metric, f"{d.first:.3g}", f"{d.most:.3g}", str(d.where)) for d in drifts(a, b, update)]
     if apart:
@@ -172,7 +186,7 @@ def tell_outcome(a: Run, b: Run) -> list[str]:
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_text, value)) or "-"
-    return "-" if value is None or value == "" else " ".join(str(value).split())
+    return "-" if value is None else " ".join(str(value).split()) or '""'
 
 
 def _columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
@@ -188,9 +202,11 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> None:
         args = tyro.cli(Args, args=argv, prog=prog, description=DESCRIPTION)
         a, b = read_run(args.run_a), read_run(args.run_b)
         check_comparable(a, b)
-        lines = [f"A  {a.path}", f"B  {b.path}", *tell_circumstances(a, b), *tell_outcome(a, b)]
+        difference = first_difference(a, b)
+        told = [*tell_circumstances(a, b), *tell_outcome(a, b, difference)]
+        lines = [f"A  {a.path}", f"B  {b.path}", *told]
         console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
-        sys.exit(0 if first_difference(a, b) is None else 1)
+        sys.exit(0 if difference is None else 1)
 
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ def show(console: Console, text: str) -> None:
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
-    make_deterministic()
     with command() as console:
+        make_deterministic()
         description = "Play with a trained model and report its returns."
         run(tyro.cli(Args, args=argv, prog=prog, description=description), console)
 

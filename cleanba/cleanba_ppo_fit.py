@@ -5,6 +5,7 @@ import sys
 import jax
 
 from cleanba.cleanba_ppo import Args, main
+from cleanba.sebulba.command import command
 from cleanba.sebulba.determinism import make_deterministic
 
 
@@ -31,6 +32,7 @@ def fitting_args() -> Args:
 
 
 if __name__ == "__main__":
-    if "--no-deterministic" not in sys.argv:
-        make_deterministic()  # before the first look at the devices
+    if not {"--no-deterministic", "--no_deterministic"} & set(sys.argv):
+        with command():
+            make_deterministic()  # before the first look at the devices
     main(fitting_args())

@@ -157,15 +157,15 @@ class NextParams:
     """A params channel with the learner behind it: the params for an update are there once the rollout
     `1 + lag` updates before it is complete, at the earliest, and whenever `ready` says so."""
 
-    def __init__(self, lag, handed_over, ready):
-        self.lag, self.handed_over, self.ready, self.taken = lag, handed_over, ready, 0
+    def __init__(self, lag, handed_over, ready, first):
+        self.lag, self.handed_over, self.ready, self.first, self.taken = lag, handed_over, ready, first, 0
 
     def poll(self):
         return self.get() if self.taken < self.limit and self.ready() else None
 
     def get(self):
         assert self.taken < self.limit, "waits for params that will never come"
-        version = max(0, self.taken - self.lag)
+        version = self.first + max(0, self.taken - self.lag)
         self.taken += 1
         return Version(version, version)
 
@@ -184,8 +184,11 @@ class Collector(list):
 @given(st.data(), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.integers(0, 2), st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_every_slot_is_written_once_by_the_right_params(data, batch, batches, lag, sync):
-    """Whatever the order in which environments come, and the moment at which params do."""
+    """Whatever the order in which environments come, and the moment at which params do; also resumed."""
     n, steps, updates = batch * batches, data.draw(st.integers(1, 4)), 4
+    first = data.draw(st.integers(0, 2))
+    some_slots = st.sets(st.tuples(st.integers(0, updates * steps - 1), st.integers(0, n - 1)))
+    ends = data.draw(some_slots)
     written = Counter()
     straddling = []
 
@@ -205,10 +208,15 @@ def test_every_slot_is_written_once_by_the_right_params(data, batch, batches, la
         return by_version(version, obs, env_id, step)
 
     kept = []
-    envs = Scripted(n, n if sync else batch, order=lambda under_way: data.draw(st.permutations(under_way)))
-    actor = make_actor(act, envs, steps=steps, updates=updates, inference_batch=batch, learners=(1,))
+
+    def any_order(under_way):
+        return data.draw(st.permutations(under_way))
+
+    envs = Scripted(n, n if sync else batch, truncated=ends, order=any_order)
+    options = dict(steps=steps, updates=first + updates, inference_batch=batch, learners=(1,))
+    actor = make_actor(act, envs, **options, first_update=first)
     actor.rollouts = Collector()
-    actor.params = NextParams(lag, actor.rollouts, ready=lambda: data.draw(st.booleans()))
+    actor.params = NextParams(lag, actor.rollouts, ready=lambda: data.draw(st.booleans()), first=first)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cleanba.sebulba.actor.RolloutBuffer", Counting)
         actor.run()
@@ -222,15 +230,22 @@ def test_every_slot_is_written_once_by_the_right_params(data, batch, batches, la
         assert set(times.values()) == {1}
     assert not written
     env = np.arange(n)
+    ended = np.zeros((1 + updates * steps, n), bool)  # row s: with the step before s
+    for slot in sorted(ends):  # an end on a reset row would be none
+        ended[slot[0] + 1, slot[1]] = True
     for u, collected in enumerate(actor.rollouts):
-        version = max(0, u - lag)
-        step = np.arange(u * steps, (u + 1) * steps + 1)[:, None]
-        expected = by_version(version, (100 * env + step[:-1])[..., None], 8 + env, step[:-1])
-        np.testing.assert_array_equal(collected.rollout.obs[..., 0], 100 * env + step)
+        version = first + max(0, u - lag)
+        played = np.arange(u * steps, (u + 1) * steps + 1)[:, None]  # since this actor began
+        step = first * steps + played[:-1]
+        expected = by_version(version, (100 * env + played[:-1])[..., None], 8 + env, step)
+        np.testing.assert_array_equal(collected.rollout.obs[..., 0], 100 * env + played)
         np.testing.assert_array_equal(collected.rollout.action, expected.action)
-        np.testing.assert_array_equal(collected.rollout.logprob, 100 * env + step[:-1] + version)
+        np.testing.assert_array_equal(collected.rollout.logprob, 100 * env + played[:-1] + version)
         np.testing.assert_array_equal(collected.rollout.reward, expected.action)
-        assert collected.lags == {u - version}
+        np.testing.assert_array_equal(collected.rollout.valid, ~ended[played[:-1, 0]])
+        games = ended[played[1:, 0]] & ~ended[played[:-1, 0]]
+        assert len(collected.episodes) == games.sum()
+        assert collected.lags == {first + u - version}
     assert not (sync and any(straddling))
 
 

@@ -75,6 +75,25 @@ def test_environments_that_do_not_divide_are_refused_with_the_nearest_that_do():
         plan(Topology((0,), (1, 2, 3)))
 
 
+@pytest.mark.parametrize(
+    ("flags", "inference_batch", "env_batch"),
+    [
+        (dict(), 64, 64),  # lag 0: in sync, all at once
+        (dict(concurrency=True), 32, 32),  # lag 1: half of them, as they are ready
+        (dict(concurrency=True, env_stepping="sync"), 64, 64),
+        (dict(env_stepping="async"), 32, 32),
+        (dict(env_stepping="sync", inference_batch=16), 16, 64),
+        (dict(concurrency=True, inference_batch=16), 16, 16),
+        (dict(concurrency=True, local_num_envs=63), 21, 21),
+        (dict(concurrency=True, local_num_envs=7), 7, 7),
+        (dict(concurrency=True, local_num_envs=1), 1, 1),
+    ],
+)
+def test_how_environments_are_stepped_by_default(flags, inference_batch, env_batch):
+    made = plan(**flags)
+    assert (made.inference_batch, made.env_batch) == (inference_batch, env_batch)
+
+
 def test_zero_is_never_suggested():
     with pytest.raises(UsageError, match="try 8$"):
         check_divides("--local-num-envs", 4, 8, "over 8 learners")

@@ -43,6 +43,16 @@ def test_items_come_out_in_the_order_they_went_in():
     assert [channel.get() for _ in range(3)] == ["a", "b", "c"]
 
 
+def test_a_poll_never_waits_and_makes_room():
+    channel = Channel(1)
+    assert channel.poll() is None
+    channel.put("a")
+    put = in_thread(lambda: channel.put("b"))
+    assert channel.poll() == "a"
+    put()
+    assert channel.poll() == "b" and channel.poll() is None
+
+
 def test_put_waits_while_the_channel_is_full():
     channel = Channel(1)
     channel.put(1)

@@ -1,11 +1,13 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 from conftest import REPO
 
+from cleanba.sebulba.args import UsageError
 from cleanba.sebulba.determinism import cpu_model, make_deterministic
 
 OURS = "--xla_gpu_deterministic_ops=true"
@@ -18,15 +20,28 @@ OURS = "--xla_gpu_deterministic_ops=true"
         ("--xla_dump_to=/tmp/x", f"--xla_dump_to=/tmp/x {OURS}"),
         ("--xla_gpu_deterministic_ops=false", "--xla_gpu_deterministic_ops=false"),
         (OURS, OURS),
+        ('--xla_dump_to="/a  b"', f'--xla_dump_to="/a  b" {OURS}'),
         ("--xla_gpu_deterministic_ops_of_mine", f"--xla_gpu_deterministic_ops_of_mine {OURS}"),
     ],
 )
 def test_the_users_flags_stay_and_count(monkeypatch, theirs, together):
+    """As they are: there may be quotes in them."""
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     if theirs:
         monkeypatch.setenv("XLA_FLAGS", theirs)
     make_deterministic()
     assert os.environ["XLA_FLAGS"] == together
+
+
+def test_flags_in_a_file_cannot_be_added_to(monkeypatch, tmp_path):
+    file = tmp_path / "flags"
+    file.write_text("--xla_dump_to=/tmp/x")
+    monkeypatch.setenv("XLA_FLAGS", str(file))
+    with pytest.raises(UsageError, match="put --xla_gpu_deterministic_ops=true into it"):
+        make_deterministic()
+    file.write_text(f"--xla_dump_to=/tmp/x\n{OURS}\n")
+    make_deterministic()
+    assert os.environ["XLA_FLAGS"] == str(file)
 
 
 SMALL = "--env-id CartPole-v1 --local-num-envs 4 --num-actor-threads 1 --num-steps 16 --total-timesteps 64"
@@ -60,3 +75,43 @@ def test_a_run_sets_the_flags_before_jax_starts_and_records_what_its_bits_depend
     assert {"default_matmul_precision", "default_prng_impl", "xla_threads"} <= machine.keys()
     assert {"inference_batch", "chunks", "chunk_rows"} <= record["plan"].keys()
     assert record["args"]["deterministic"] == (not flags)
+
+
+def has_gpu():
+    found = shutil.which("nvidia-smi")
+    return bool(found) and "GPU 0" in subprocess.run([found, "-L"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("platform", "flags"),
+    [
+        pytest.param("cpu", "--env-id CartPole-v1 --local-num-envs 4 --num-steps 16 --total-timesteps 1280"),
+        pytest.param(
+            "cuda",
+            "--total-timesteps 81920 --num-steps 16",
+            marks=[pytest.mark.slow, pytest.mark.skipif(not has_gpu(), reason="there is no GPU")],
+        ),
+        pytest.param(
+            "cuda",
+            "--total-timesteps 81920 --num-steps 16 --compute-dtype bfloat16",
+            marks=[pytest.mark.slow, pytest.mark.skipif(not has_gpu(), reason="there is no GPU")],
+        ),
+    ],
+    ids=["cpu", "gpu-float32", "gpu-bfloat16"],
+)
+def test_two_processes_that_compile_anew_are_the_same_run(tmp_path, platform, flags):
+    """As a user would see it: the command twice, then `cleanba diff`."""
+    left_out = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUM_CPU_DEVICES")
+    env = {name: value for name, value in os.environ.items() if name not in left_out}
+    env |= {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": platform}
+    cleanba = [sys.executable, "-c", "from cleanba.cli import main; main()"]
+    for _ in range(2):
+        command = [*cleanba, "ppo", "--concurrency", *flags.split()]
+        subprocess.run(command, cwd=tmp_path, env=env, check=True, timeout=200)
+    runs = sorted((tmp_path / "runs").iterdir())
+    told = subprocess.run([*cleanba, "diff", *runs], env=env, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert told.stdout.splitlines()[2:] == [
+        "all recorded circumstances are the same",
+        "identical through update 10" if platform == "cpu" else "identical through update 40",
+    ]

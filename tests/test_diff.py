@@ -98,15 +98,25 @@ def test_a_run_that_is_longer_or_has_gaps_is_compared_as_far_as_it_goes(changed,
     assert said.endswith("identical through update 4; A goes on to update 6\n")
 
 
+def test_rows_that_make_no_sense_are_passed_over(changed, diff):
+    def damage(rows):
+        rows[0]["update"], rows[1]["update"], rows[2]["update"] = None, "2", [3]
+
+    code, said = diff(*changed(damage))
+    assert code == 0 and "B lacks the rows of 3 updates, 1 the first of them" in said
+
+
 def test_a_resumed_part_is_named(run, diff):
     longer = dict(total_timesteps=7 * 64, anneal_lr=False)
     plain, other = (run(**COMMAND | dict(anneal_lr=False))[0].run_dir for _ in range(2))
-    resumed = run(**longer, resume=str(plain))[0].run_dir
+    resumed = run(**longer, inference_batch=2, resume=str(plain))[0].run_dir
     code, said = diff(other, resumed)
     assert code == 0
     lines = [line.split() for line in said.splitlines()[2:]]
-    assert lines[2:4] == [
+    assert lines[2:6] == [
         ["--total-timesteps", "384", "448"],
+        ["--inference-batch", "-", "2"],
+        ["part", "2:", "inference_batch", "-", "2"],
         ["part", "2:", "resumed", "after", "update", "-", "6"],
     ]
     assert "identical through update 6; B goes on to update 7" in said
@@ -120,11 +130,23 @@ def test_what_cannot_be_compared_is_refused(run, diff, tmp_path):
     (empty / "metrics.jsonl").write_text("")
     damaged = shutil.copytree(ppo, tmp_path / "damaged")
     (damaged / "args.json").write_text("{")
+    record = json.loads((ppo / "args.json").read_text())
+    changes = [
+        {"parts": None},
+        {"env_options": None},
+        {"parts": [{"machine": None}]},
+        {"digested": ["action"]},
+    ]
+    odd = [shutil.copytree(ppo, tmp_path / f"odd-{number}") for number in range(len(changes))]
+    for folder, change in zip(odd, changes, strict=True):
+        (folder / "args.json").write_text(json.dumps(record | change))
     for other, why in [
         (impala, "other algorithms"),
         (smaller, "other steps per update: 64 and 32"),
         (empty, "no complete update"),
         (damaged, "damaged args.json"),
+        *((folder, "damaged args.json") for folder in odd[:3]),
+        (odd[3], "other digests, of other versions of Cleanba"),
         (tmp_path, "is not a run's folder"),
     ]:
         code, said = diff(ppo, other)

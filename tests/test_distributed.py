@@ -15,11 +15,12 @@ from conftest import REPO, read_rows
 from test_equivalence import ALGORITHMS, check_lag, distance, each_algorithm, sgd
 
 from cleanba.cleanba_ppo import Args
-from cleanba.sebulba.args import UsageError
+from cleanba.sebulba.args import BatchPlan, UsageError
 from cleanba.sebulba.command import Ended
 from cleanba.sebulba.job import Place, _objection, find_place, joined
 from cleanba.sebulba.model import load_model
-from cleanba.sebulba.records import Report, check_agreement
+from cleanba.sebulba.records import Learned, Report, Rows, check_agreement
+from cleanba.sebulba.topology import Topology
 
 SMALL = (
     "--distributed --env-id CartPole-v1 --local-num-envs 4 --num-actor-threads 1 --num-steps 16 --hiddens 16"
@@ -271,6 +272,7 @@ def test_layouts_learn_alike(run, start, tmp_path):
                 assert [p.wait(300) for p in job] == [0] * processes, [p.said() for p in job]
                 (run_dir,) = tmp_path.glob(f"CartPole-v1__{layout.replace(',', '-')}__{seed}__*")
                 rows = read_rows(run_dir)
+            check_lag(rows, lag=0)
             curves.setdefault(layout, []).append([r["charts/avg_episodic_return"] for r in rows[9::10]])
     bands = {layout: (np.mean(c, axis=0), np.std(c, axis=0)) for layout, c in curves.items()}
     for layout, (mean, std) in bands.items():
@@ -279,6 +281,17 @@ def test_layouts_learn_alike(run, start, tmp_path):
     for a, (mean_a, std_a) in bands.items():
         for b, (mean_b, std_b) in bands.items():
             assert (np.abs(mean_a - mean_b) <= std_a + std_b).all(), (a, b)
+
+
+def test_an_actor_that_did_not_have_to_wait_waited_for_no_time():
+    """Which of them do is a matter of timing."""
+    report = Report(
+        0, [], [dict(inference=1.0), dict(inference=3.0, waiting=2.0)], [0], "a" * 16, "0" * 16, 0.0
+    )
+    plan = BatchPlan.create(Args(), Topology((0,), (0,), 1))
+    news = Learned(0, None, [], losses={}, seconds={}, finished=time.perf_counter())
+    row = Rows(plan, lambda update: 1.0).make(news, [report])
+    assert (row["stats/actor_inference_seconds"], row["stats/actor_waiting_seconds"]) == (2.0, 1.0)
 
 
 def test_params_that_differ_between_processes_end_the_run():

@@ -59,7 +59,7 @@ def test_the_same_command_twice_gives_the_same_bits(run, which, concurrency):
 @pytest.mark.parametrize(
     ("which", "concurrency"),
     [
-        pytest.param("ppo", False, id="ppo-lag0"),
+        pytest.param("ppo", False, id="ppo-lag0", marks=pytest.mark.slow),
         pytest.param("ppo", True, id="ppo-lag1", marks=pytest.mark.slow),
         pytest.param("impala", False, id="impala-lag0", marks=pytest.mark.slow),
         pytest.param("impala", True, id="impala-lag1"),
@@ -91,12 +91,12 @@ def test_another_seed_is_another_run(run):
 def check_lag(rows, lag):
     """Exact for every transition: the first params are used for `1 + lag` updates, then each for one."""
     logged = [(row["stats/policy_lag_min"], row["stats/policy_lag_max"]) for row in rows]
-    assert logged == [(min(update, lag),) * 2 for update in range(len(rows))]
+    assert logged == [(min(update, lag),) * 2 for update in range(len(rows))], "another lag"
 
 
 # --------------------------------------------------------------------------- how environments are stepped
 
-STEPPING = ATARI | dict(num_steps=8, local_num_envs=8, num_minibatches=2, concurrency=True)
+STEPPING = ATARI | dict(channels=(4,), num_steps=8, local_num_envs=8, num_minibatches=2, concurrency=True)
 SYNC = dict(env_stepping="sync", env_threads=1)
 ASYNC = dict(env_stepping="async", env_threads=2)
 
@@ -179,7 +179,7 @@ def check_stepping(run, which, *, batch, updates, ways):
         runs.append(digests(rows))
     assert len(set(runs[0])) == updates
     for way, found in zip(ways, runs, strict=True):
-        assert found == runs[0], way
+        assert found == runs[0], f"other bits with {way}"
 
 
 @each_algorithm
@@ -188,6 +188,17 @@ def test_how_environments_are_stepped_changes_no_bit(run, which):
     with counting_straddlers(straddling):
         check_stepping(run, which, batch=2, updates=8, ways=[(SYNC,), (ASYNC, delays)])
     assert any(straddling) and not all(straddling)
+
+
+@each_algorithm
+def test_async_stepping_at_lag_0_changes_no_bit_either(run, which):
+    """There the environments that are ahead wait for the params."""
+    same = ALGORITHMS[which] | dict(concurrency=False, local_num_envs=8, num_minibatches=2, inference_batch=2)
+    _, sync = run(**same, **SYNC)
+    with delays():
+        _, ready_first = run(**same, **ASYNC)
+    assert digests(sync) == digests(ready_first)
+    check_lag(ready_first, lag=0)
 
 
 @pytest.mark.slow
@@ -222,8 +233,9 @@ def check_layouts(run, which, layouts=LAYOUTS, **flags):
     reference, reference_rows = runs["a0-l0"]
     for name, (outcome, rows) in runs.items():
         check_lag(rows, lag=1 if flags["concurrency"] else 0)
-        assert rows[0]["data_digest"] == reference_rows[0]["data_digest"], name
-        assert distance(outcome.model.params, reference.model.params) < 1e-5, name
+        assert rows[0]["data_digest"] == reference_rows[0]["data_digest"], f"other data on {name}"
+        apart = distance(outcome.model.params, reference.model.params)
+        assert apart < 1e-5, f"other params on {name}"
     return reference
 
 
@@ -256,12 +268,17 @@ def test_chunks_change_no_more_than_the_last_bits(run, which):
 # ------------------------------------------------------------------------------------ each rule is needed
 
 
-def fails(check, *args, **kwargs):
-    with pytest.raises(AssertionError):
+ppo_and_slowly_impala = pytest.mark.parametrize(
+    "which", ["ppo", pytest.param("impala", marks=pytest.mark.slow)]
+)
+
+
+def fails(why, check, *args, **kwargs):
+    with pytest.raises(AssertionError, match=f"^{why}"):
         check(*args, **kwargs)
 
 
-@each_algorithm
+@ppo_and_slowly_impala
 def test_without_keys_from_identity_stepping_changes_bits(run, monkeypatch, which):
     """The key of an action is that of its row in the batch."""
 
@@ -269,23 +286,23 @@ def test_without_keys_from_identity_stepping_changes_bits(run, monkeypatch, whic
         return act(policy, key, params, obs, jnp.arange(len(env_id)), step)
 
     monkeypatch.setattr(ALGORITHMS[which]["algorithm"], "act", by_row)
-    fails(check_stepping, run, which, batch=2, updates=4, ways=[(SYNC,), (ASYNC, delays)])
+    fails("other bits", check_stepping, run, which, batch=2, updates=4, ways=[(SYNC,), (ASYNC, delays)])
 
 
-@each_algorithm
+@ppo_and_slowly_impala
 def test_without_both_versions_for_a_straddling_batch_stepping_changes_bits(run, monkeypatch, which):
     """All rows of a call have the params of the first update that is in it."""
     choose = Actor.choose
 
     def under_one_version(self, obs, env, step):
         versions, first = self._versions, int(step.min()) // self.plan.num_steps
-        self._versions = dict.fromkeys(versions, versions[first])
+        self._versions = {u: v._replace(params=versions[first].params) for u, v in versions.items()}
         decision, version = choose(self, obs, env, step)
         self._versions = versions
         return decision, version
 
     monkeypatch.setattr(Actor, "choose", under_one_version)
-    fails(check_stepping, run, which, batch=2, updates=8, ways=[(SYNC,), (ASYNC, delays)])
+    fails("other bits", check_stepping, run, which, batch=2, updates=8, ways=[(SYNC,), (ASYNC, delays)])
 
 
 TWO_LAYOUTS = {name: LAYOUTS[name] for name in ("a0-l0", "a0-l1,2")}
@@ -302,7 +319,7 @@ def test_without_a_minibatch_plan_by_environment_layouts_change_params(run, monk
         return minibatches(key, columns if which == "ppo" else columns * 2 // len(env_id), plan=plan)
 
     monkeypatch.setattr(module, "minibatches", by_column)
-    fails(check_layouts, run, which, TWO_LAYOUTS, concurrency=False)
+    fails("other params", check_layouts, run, which, TWO_LAYOUTS, concurrency=False)
 
 
 def test_without_global_statistics_layouts_change_params(run, monkeypatch):
@@ -314,7 +331,7 @@ def test_without_global_statistics_layouts_change_params(run, monkeypatch):
         return jax.tree.map(lambda x: global_sum(x) / global_sum(jnp.ones(())), own)
 
     monkeypatch.setattr(cleanba_ppo, "advantage_moments", mean_of_moments)
-    fails(check_layouts, run, "ppo", TWO_LAYOUTS, concurrency=False)
+    fails("other params", check_layouts, run, "ppo", TWO_LAYOUTS, concurrency=False)
 
 
 def test_without_global_counts_layouts_change_params(run, monkeypatch):
@@ -326,7 +343,7 @@ def test_without_global_counts_layouts_change_params(run, monkeypatch):
         return loss._replace(total=loss.total / loss.denominator, denominator=jnp.ones(()))
 
     monkeypatch.setattr(cleanba_ppo, "ppo_loss", mean_of_means)
-    fails(check_layouts, run, "ppo", TWO_LAYOUTS, concurrency=False)
+    fails("other params", check_layouts, run, "ppo", TWO_LAYOUTS, concurrency=False)
 
 
 # ------------------------------------------------------------------------------------------------ the lag

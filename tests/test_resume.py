@@ -13,7 +13,7 @@ import pytest
 from conftest import REPO, read_rows
 from safetensors import safe_open
 from test_distributed import free_address
-from test_equivalence import distance
+from test_equivalence import check_lag, distance
 from test_metrics import all_events, read_events
 from test_tracking import offline, read_history, read_records
 
@@ -105,6 +105,8 @@ def test_two_runs_resumed_from_one_checkpoint_are_bit_identical(run, concurrency
     assert [row["update"] for row in one_rows] == list(range(1, UPDATES + 1))
     assert digests(one_rows)[:4] == digests(rows)[:4]
     assert one_rows[4]["data_digest"] != rows[4]["data_digest"], "the games are new"
+    check_lag(one_rows[:4], lag=int(concurrency))
+    check_lag(one_rows[4:], lag=int(concurrency))
 
 
 def test_games_and_time_go_on(run):

@@ -48,7 +48,8 @@ class Environment:
     """steps of each environment per update"""
     env_stepping: Literal["sync", "async"] | None = None
     """how EnvPool is driven: sync waits for all environments of a thread at each step, async for an inference
-    batch of those that are ready first; default: async with --concurrency, else sync. Changes no result"""
+    batch of those that are ready first; default: async with --concurrency, else sync. Changes no result at
+    a given --inference-batch"""
     env_threads: int | None = None
     """EnvPool's threads per actor thread; default: the cores shared out, two kept free on machines with over
     four. Changes no result"""
@@ -66,8 +67,8 @@ class Hardware:
     """act with the params of the update before the last one (policy lag 1), so that acting and learning
     overlap; off: they take turns (lag 0)"""
     inference_batch: int | None = None
-    """rows per call of the policy; default: all environments of a thread if they are stepped in sync, half
-    of them if async. Can change the last bits"""
+    """rows per call of the policy; default: all environments of a thread if they are stepped in sync, half of
+    them (a third, or all, if two does not divide them) if async. Can change the last bits"""
     gradient_chunk: Annotated[int, CHUNK_FLAGS] = 256
     """most rows per learner device in one gradient program; an optimizer step sums its chunks. Bounds memory;
     can change the last bits"""
@@ -76,7 +77,7 @@ class Hardware:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """precision of the network's layers; params, optimizer and losses are always float32"""
     deterministic: bool = True
-    """have XLA compile for GPUs so that the same run gives the same bits; off: faster, and never the same"""
+    """have XLA compile for GPUs so that the same command gives the same bits; off: mostly faster"""
 
 
 @dataclass(frozen=True)
@@ -267,9 +268,8 @@ class BatchPlan(NamedTuple):
             f"over {learners} learners (--learner-device-ids)",
         )
         stepping = args.env_stepping or ("async" if args.concurrency else "sync")
-        half = next((args.local_num_envs // n for n in (2, 3, 4) if args.local_num_envs % n == 0), None)
-        default = half if stepping == "async" and half else args.local_num_envs
-        inference_batch = args.inference_batch or default
+        parts = (n for n in (2, 3) if stepping == "async" and args.local_num_envs % n == 0)
+        inference_batch = args.inference_batch or args.local_num_envs // next(parts, 1)
         if args.local_num_envs % inference_batch:
             fits = [b for b in range(1, args.local_num_envs + 1) if args.local_num_envs % b == 0]
             nearest = sorted(sorted(fits, key=lambda b: abs(b - inference_batch))[:2])

@@ -9,26 +9,31 @@ from typing import Any
 
 import jax
 
+from cleanba.sebulba.args import UsageError
 from cleanba.sebulba.topology import Topology
 
-GPU_FLAGS = {
-    "xla_gpu_deterministic_ops": "true",  # no sums in the order in which threads come
-}
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "envpool", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+GPU_FLAG = "--xla_gpu_deterministic_ops"  # no sums in the order in which threads come, no kernels by timing
+OF_CUDA = [f"nvidia-{library}-cu{version}" for library in ("cudnn", "cublas") for version in (12, 13)]
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "envpool", *OF_CUDA)
 JAX_OPTIONS = ("default_matmul_precision", "default_prng_impl", "threefry_partitionable", "enable_x64")
 
 
 def make_deterministic() -> None:
     """On GPUs; CPUs are anyway. XLA reads its flags once, when jax first looks for devices, so this comes
     before it. What the user has in XLA_FLAGS stays, and counts."""
-    theirs = os.environ.get("XLA_FLAGS", "").split()
-    given = {flag.lstrip("-").split("=")[0] for flag in theirs}
-    ours = [f"--{name}={value}" for name, value in GPU_FLAGS.items() if name not in given]
-    os.environ["XLA_FLAGS"] = " ".join([*theirs, *ours])
+    theirs = os.environ.get("XLA_FLAGS", "").strip()
+    in_file = bool(theirs) and not theirs.startswith("-")
+    given = Path(theirs).read_text() if in_file and Path(theirs).is_file() else theirs
+    if any(flag.split("=")[0] == GPU_FLAG for flag in given.split()):
+        return
+    if in_file:
+        fix = f"put {GPU_FLAG}=true into it, or give --no-deterministic"
+        raise UsageError(f"XLA_FLAGS names the file {theirs}, which does not make GPUs deterministic; {fix}")
+    os.environ["XLA_FLAGS"] = f"{theirs} {GPU_FLAG}=true".strip()
 
 
 def circumstances(topology: Topology) -> dict[str, Any]:
-    """For the record."""
+    """For the record. Of several processes, those of process 0."""
     devices = {"actor": topology.actor_devices()[0], "learner": topology.learner_devices()[0]}
     packages = {}
     for name in PACKAGES:

@@ -54,13 +54,9 @@ class Timer:
 # which order, on which device or in which process they are added up; and it costs next to nothing.
 
 
-def params_digest(params: Any) -> str:
-    """Of the exact bits of the params, on the device where they are."""
-    return _hex(jax.device_get(_params_sums(params)))
-
-
 @jax.jit
-def _params_sums(params: Any) -> tuple[jax.Array, jax.Array]:
+def params_sums(params: Any) -> tuple[jax.Array, jax.Array]:
+    """For a digest of the exact bits of the params, on the device where they are."""
     bits = [jax.lax.bitcast_convert_type(x, jnp.uint32).ravel() for x in jax.tree.leaves(params)]
     words = jnp.concatenate(bits)
     return _sums(words, jnp.arange(len(words), dtype=jnp.uint32))
@@ -74,14 +70,14 @@ def data_digest(parts: Iterable[tuple[np.ndarray, list[np.ndarray]]]) -> str:
         words = np.stack([x.astype(np.uint32) if x.dtype == bool else x.view(np.uint32) for x in arrays])
         within_env = np.arange(words[..., 0].size, dtype=np.uint32).reshape(*words.shape[:2], 1)
         place = env_id.astype(np.uint32) * np.uint32(within_env.size) + within_env
-        digests.append(_hex(_sums(words, place)))
+        digests.append(digest(_sums(words, place)))
     return joint_digest(digests)
 
 
 def joint_digest(digests: Iterable[str]) -> str:
     """Of all environments, from those of the parts."""
-    pairs = [(int(digest[:8], 16), int(digest[8:], 16)) for digest in digests]
-    return _hex(sum(column) % 2**32 for column in zip(*pairs, strict=True))
+    pairs = [(int(text[:8], 16), int(text[8:], 16)) for text in digests]
+    return digest(sum(column) % 2**32 for column in zip(*pairs, strict=True))
 
 
 def _sums(words: Any, place: Any) -> tuple[Any, Any]:
@@ -98,7 +94,7 @@ def _mix(x: Any) -> Any:
     return x ^ (x >> 16)
 
 
-def _hex(sums: Iterable[Any]) -> str:
+def digest(sums: Iterable[Any]) -> str:
     return "".join(f"{int(x):08x}" for x in sums)
 
 

@@ -9,9 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from cleanba.sebulba.actor import Collected
+from cleanba.sebulba.actor import DIGESTED, Collected
 from cleanba.sebulba.args import BatchPlan, RunArgs, UsageError, file_name
 from cleanba.sebulba.checkpoint import Checkpoint
 from cleanba.sebulba.command import Ended
@@ -20,7 +21,7 @@ from cleanba.sebulba.envs import EnvSpec, Episode
 from cleanba.sebulba.evaluate import Evaluation
 from cleanba.sebulba.files import write_whole
 from cleanba.sebulba.learner import LearnerState, local_part
-from cleanba.sebulba.metrics import RECENT_GAMES, Row, data_digest, joint_digest, params_digest
+from cleanba.sebulba.metrics import RECENT_GAMES, Row, data_digest, digest, joint_digest, params_sums
 from cleanba.sebulba.model import Model
 from cleanba.sebulba.networks import resolve_network
 from cleanba.sebulba.terminal import clock
@@ -62,8 +63,9 @@ class Report(NamedTuple):
     @staticmethod
     def of(news: Learned) -> "Report":
         start = time.perf_counter()
-        of_params = params_digest(local_part(news.state.params))
+        of_params = params_sums(local_part(news.state.params))  # on the device, meanwhile
         of_data = data_digest((c.env_id, c.transitions) for c in news.collected)
+        of_params = digest(jax.device_get(of_params))
         return Report(
             update=news.update,
             games=[game for c in news.collected for game in c.episodes],
@@ -119,8 +121,8 @@ class Rows:
         row["stats/update_seconds"] = seconds
         row |= {f"stats/learner_{name}_seconds": value for name, value in news.seconds.items()}
         actors = [seconds for report in reports for seconds in report.actor_seconds]
-        for name in actors[0]:
-            row[f"stats/actor_{name}_seconds"] = float(np.mean([seconds[name] for seconds in actors]))
+        for name in sorted(set().union(*actors)):  # not every actor has to wait in every update
+            row[f"stats/actor_{name}_seconds"] = float(np.mean([s.get(name, 0.0) for s in actors]))
         row["stats/digest_seconds"] = reports[0].digest_seconds
         lags = [lag for report in reports for lag in report.lags]
         row |= {"stats/policy_lag_min": min(lags), "stats/policy_lag_max": max(lags)}
@@ -193,6 +195,7 @@ def write_args(
         "from_update": update,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "layout": str(topology),
+        "sizes": {name: getattr(plan, name) for name in ("inference_batch", "chunks", "chunk_rows")},
         "code": code_version(),
         "machine": circumstances(topology),
     }
@@ -201,6 +204,7 @@ def write_args(
         "plan": plan._asdict(),
         "network": resolve_network(args, env),
         "env_options": env.options,
+        "digested": DIGESTED,
         **{name: part[name] for name in ("layout", "code", "machine")},
         "begun_with_envs": (before or {}).get("begun_with_envs", args.local_num_envs),  # per actor thread
         "parts": [*(before or {}).get("parts", []), part],

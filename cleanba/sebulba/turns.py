@@ -9,9 +9,10 @@ class Turns:
     too few for a batch, they would wait forever.
 
     Left to go for environment i are r_i steps. All of them can be gone in batches of B different environments
-    if the largest r_i is no more than sum(r) / B. That holds at the start, where all r_i are equal; choosing
-    the B largest keeps it; so does adding T to every r_i, when the next params come. A choice that would
-    break it, because some of those behind are still on their way, is not made: they are waited for."""
+    if the largest r_i is no more than sum(r) / B, a whole number, as B divides the number of environments.
+    That holds at the start, where all r_i are equal; choosing the B largest keeps it; so does adding T to
+    every r_i, when the next params come. A choice that would break it, because some of those behind are
+    still on their way, is not made: they are waited for."""
 
     def __init__(self, envs: int, batch: int, first_step: int):
         if envs % batch:
