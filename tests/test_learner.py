@@ -65,8 +65,9 @@ def update(learner, plan, topology, x, valid):
     for env_id in env_ids_of_actors(plan, process=0):
         buffer = RolloutBuffer(plan, ENV)
         for t in range(plan.num_steps):
-            zeros = np.zeros(len(env_id), np.float32)
-            buffer.write(t, reward=x[t, env_id], valid=valid[t, env_id], action=zeros, obs=zeros)
+            zeros, columns = np.zeros(len(env_id), np.float32), np.arange(len(env_id))
+            rows = dict(reward=x[t, env_id], valid=valid[t, env_id], action=zeros, obs=zeros[:, None])
+            buffer.write(np.full(len(env_id), t), columns, **rows)
         rollouts.append(buffer.shard_over_envs(mesh, devices))
     columns = put_on_learners(env_ids_of_columns(plan, process=0), PER_LEARNER, mesh, devices)
     first = learner.init(jax.random.key(0))
