@@ -44,37 +44,27 @@ def test_flags_in_a_file_cannot_be_added_to(monkeypatch, tmp_path):
     assert os.environ["XLA_FLAGS"] == str(file)
 
 
-SMALL = "--env-id CartPole-v1 --local-num-envs 4 --num-actor-threads 1 --num-steps 16 --total-timesteps 64"
+def test_without_determinism_no_flag_is_set(run, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    outcome, _ = run(total_timesteps=64, deterministic=False)
+    assert json.loads((outcome.run_dir / "args.json").read_text())["machine"]["xla_flags"] == ""
 
 
-@pytest.mark.parametrize(("flags", "xla_flags"), [([], OURS), (["--no-deterministic"], "")])
-def test_a_run_sets_the_flags_before_jax_starts_and_records_what_its_bits_depend_on(
-    tmp_path, flags, xla_flags
-):
-    script = (
-        "import os\n"
-        "from jax._src import xla_bridge\n"
-        "from cleanba import cleanba_ppo\n"
-        "from cleanba.sebulba import train\n"
-        "set_flags = train.make_deterministic\n"
-        "def checked():\n"
-        "    assert not xla_bridge.backends_are_initialized()\n"
-        "    set_flags()\n"
-        "train.make_deterministic = checked\n"
-        "cleanba_ppo.main()\n"
-    )
-    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    command = [sys.executable, "-c", script, *SMALL.split(), *flags]
-    subprocess.run(command, cwd=tmp_path, env=env | {"PYTHONPATH": str(REPO)}, check=True, timeout=100)
-    (run_dir,) = (tmp_path / "runs").iterdir()
-    record = json.loads((run_dir / "args.json").read_text())
-    machine = record["machine"]
-    assert machine["xla_flags"] == xla_flags
-    assert machine["cores"] == len(os.sched_getaffinity(0)) and machine["cpu"] == cpu_model()
-    assert {"jax", "jaxlib", "envpool", "actor_devices", "learner_devices", "runtime"} <= machine.keys()
-    assert {"default_matmul_precision", "default_prng_impl", "xla_threads"} <= machine.keys()
-    assert {"inference_batch", "chunks", "chunk_rows"} <= record["plan"].keys()
-    assert record["args"]["deterministic"] == (not flags)
+# XLA reads its flags when jax first looks for devices.
+CHECKED = """
+from jax._src import xla_bridge
+from cleanba import cleanba_ppo
+from cleanba.sebulba import train
+
+set_flags = train.make_deterministic
+
+def checked():
+    assert not xla_bridge.backends_are_initialized()
+    set_flags()
+
+train.make_deterministic = checked
+cleanba_ppo.main()
+"""
 
 
 def has_gpu():
@@ -104,14 +94,21 @@ def test_two_processes_that_compile_anew_are_the_same_run(tmp_path, platform, fl
     left_out = ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR", "JAX_NUM_CPU_DEVICES")
     env = {name: value for name, value in os.environ.items() if name not in left_out}
     env |= {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": platform}
-    cleanba = [sys.executable, "-c", "from cleanba.cli import main; main()"]
     for _ in range(2):
-        command = [*cleanba, "ppo", "--concurrency", *flags.split()]
+        command = [sys.executable, "-c", CHECKED, "--concurrency", *flags.split()]
         subprocess.run(command, cwd=tmp_path, env=env, check=True, timeout=200)
     runs = sorted((tmp_path / "runs").iterdir())
-    told = subprocess.run([*cleanba, "diff", *runs], env=env, capture_output=True, text=True, timeout=60)
+    diff = [sys.executable, "-c", "from cleanba.cli import main; main()", "diff", *runs]
+    told = subprocess.run(diff, env=env, capture_output=True, text=True, timeout=60)
     assert told.returncode == 0, told.stdout + told.stderr
     assert told.stdout.splitlines()[2:] == [
         "all recorded circumstances are the same",
         "identical through update 10" if platform == "cpu" else "identical through update 40",
     ]
+    record = json.loads((runs[0] / "args.json").read_text())
+    machine = record["machine"]
+    assert machine["xla_flags"] == OURS
+    assert machine["cores"] == len(os.sched_getaffinity(0)) and machine["cpu"] == cpu_model()
+    assert {"jax", "jaxlib", "envpool", "actor_devices", "learner_devices", "runtime"} <= machine.keys()
+    assert {"default_matmul_precision", "default_prng_impl", "xla_threads"} <= machine.keys()
+    assert {"inference_batch", "chunks", "chunk_rows"} <= record["parts"][0]["sizes"].keys()

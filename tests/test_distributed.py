@@ -277,7 +277,7 @@ def test_layouts_learn_alike(run, start, tmp_path):
     bands = {layout: (np.mean(c, axis=0), np.std(c, axis=0)) for layout, c in curves.items()}
     for layout, (mean, std) in bands.items():
         print(layout, " ".join(f"{m:.0f}±{s:.0f}" for m, s in zip(mean, std, strict=True)))
-        assert mean[-1] > 5 * mean[0], "nothing was learned"
+        assert mean[-1] > 3 * mean[0], "nothing was learned"
     for a, (mean_a, std_a) in bands.items():
         for b, (mean_b, std_b) in bands.items():
             assert (np.abs(mean_a - mean_b) <= std_a + std_b).all(), (a, b)
