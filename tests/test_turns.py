@@ -29,32 +29,27 @@ def test_those_who_are_behind_go_first():
 
 
 def test_nobody_is_left_behind_alone():
-    """Two more steps each, and 0 is slow. If 1, 2 and 3 took theirs, 0 would have to go alone, and a batch is
-    two: so the third one waits."""
+    """Three steps each, and 0 is slow. The others could take all of theirs; then 0 would have two left, and
+    nobody to make a batch of two with."""
     turns = Turns(4, batch=2, first_step=0)
-    arrive(turns, 0, 1)
-    turns.take(until=2)  # 0 and 1 are on their way to 1
-    arrive(turns, 2, 3)
-    turns.take(until=2)
-    arrive(turns, 1, 2)  # left are 1 1 1 1
-    assert turns.take(until=2).tolist() == [1, 2]  # left are 1 0 0 1
-    arrive(turns, 1, 2)
-    assert turns.take(until=2).tolist() == []
-    arrive(turns, 0, 3)
-    assert turns.take(until=2).tolist() == [0, 3]
-
-    turns = Turns(4, batch=2, first_step=0)
-    arrive(turns, 0, 1)
-    turns.take(until=2)
-    arrive(turns, 2, 3)
-    turns.take(until=2)
-    arrive(turns, 2, 3)
-    turns.take(until=2)
-    arrive(turns, 1, 2)  # left are 1 1 0 0; 3 is on its way
-    assert turns.take(until=2).tolist() == []  # 1 and 2 could not: 2 is at the end, 0 is not here
-    assert turns.take(until=3).tolist() == [1, 2]  # more params, more to do: left are 2 1 0 1
-    arrive(turns, 1, 2)
+    for came in [(0, 1), (2, 3), (2, 3), (1, 3)]:
+        arrive(turns, *came)
+        assert turns.take(until=3).tolist() == list(came)
+    arrive(turns, 1, 2)  # left are 2 1 1 0
     assert turns.take(until=3).tolist() == []
+    arrive(turns, 3, 0)
+    assert turns.take(until=3).tolist() == [1, 0]
+    arrive(turns, 1, 0)
+    assert turns.take(until=3).tolist() == [2, 0]
+    arrive(turns, 2, 0)
+    assert turns.take(until=3).tolist() == [] and turns.all_here and turns.done == 3
+
+
+def test_more_params_are_more_to_do():
+    turns = Turns(2, batch=2, first_step=4)
+    arrive(turns, 0, 1)
+    assert turns.take(until=4).tolist() == []
+    assert turns.take(until=5).tolist() == [0, 1]
 
 
 def test_batches_must_fit():
