@@ -129,9 +129,9 @@ def first_difference(a: Run, b: Run) -> tuple[int, str] | None:
 
 
 def drifts(a: Run, b: Run, first: int) -> list[Drift]:
-    """Of the metrics of both that differ from that update on; not of times and speeds, which always do."""
+    """Of the metrics of both that differ; not of times and speeds, which always do."""
     found = []
-    updates = [update for update in sorted(a.rows.keys() & b.rows.keys()) if update >= first]
+    updates = sorted(a.rows.keys() & b.rows.keys())
     for metric in a.rows[updates[-1]].keys() - NO_METRIC:
         apart = {u: _apart(a.rows[u].get(metric), b.rows[u].get(metric)) for u in updates}
         where = max(updates, key=lambda u: apart[u])

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from conftest import REPO, read_rows
-from test_equivalence import ALGORITHMS, check_lag, distance, each_algorithm, sgd
+from test_equivalence import ALGORITHMS, check_lag, distance, sgd
 
 from cleanba.cleanba_ppo import Args
 from cleanba.sebulba.args import BatchPlan, UsageError
@@ -202,13 +202,15 @@ def as_flags(options):
             ]
 
 
-@each_algorithm
 @pytest.mark.parametrize(
-    ("processes", "learners"),
+    ("which", "processes", "learners"),
     [
-        pytest.param(2, (0,), id="a0-l0-d2"),
-        pytest.param(2, (1, 2), id="a0-l1,2-d2", marks=pytest.mark.slow),
-        pytest.param(3, (1, 2), id="a0-l1,2-d3", marks=pytest.mark.slow),
+        pytest.param("impala", 2, (0,), id="impala-a0-l0-d2"),
+        pytest.param("ppo", 2, (0,), id="ppo-a0-l0-d2", marks=pytest.mark.slow),
+        pytest.param("impala", 2, (1, 2), id="impala-a0-l1,2-d2", marks=pytest.mark.slow),
+        pytest.param("ppo", 2, (1, 2), id="ppo-a0-l1,2-d2", marks=pytest.mark.slow),
+        pytest.param("impala", 3, (1, 2), id="impala-a0-l1,2-d3", marks=pytest.mark.slow),
+        pytest.param("ppo", 3, (1, 2), id="ppo-a0-l1,2-d3", marks=pytest.mark.slow),
     ],
 )
 def test_more_processes_give_the_same_run(run, start, tmp_path, which, processes, learners):
@@ -354,6 +356,7 @@ print("grown by", (sizes[-1] - sizes[len(sizes) // 5]) / 2**20, "MiB")
 """
 
 
+@pytest.mark.slow
 def test_500_updates_of_two_processes_of_four_devices_neither_deadlock_nor_grow(start, tmp_path):
     tiny = "--local-num-envs 3 --num-actor-threads 1 --num-steps 4 --hiddens 8 --learner-device-ids 1 2 3"
     learning = f"--num-minibatches 1 --update-epochs 1 --concurrency --total-timesteps {500 * 24}"
@@ -366,9 +369,7 @@ def test_500_updates_of_two_processes_of_four_devices_neither_deadlock_nor_grow(
         assert float(re.search(r"grown by ([-\d.]+) MiB", process.said()).group(1)) < 20
 
 
-# ------------------------------------------------------------------------------------- ending together
-
-
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_process_ends_the_others_with_its_name(start, tmp_path, victim):
     job = start(3 if victim else 2, *SMALL.split())

@@ -108,7 +108,10 @@ def send(command, number, when):
     wait_until(command, when)
     sent = time.time()
     command.send_signal(number)
-    _, errors = command.communicate(timeout=30)
+    try:
+        _, errors = command.communicate(timeout=30)
+    finally:
+        command.kill()  # if it did not heed the signal
     return command.returncode, time.time() - sent, errors
 
 
@@ -240,6 +243,7 @@ cleanba_ppo.main(argv="--channels 64 128 --num-actor-threads 1 --local-num-envs 
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_a_long_device_program(tmp_path):
     """A chunk of this network takes seconds on a CPU; the interrupt comes while one runs."""
     command = start(tmp_path, "-c", LARGE_NETWORK)

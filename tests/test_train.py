@@ -115,6 +115,7 @@ def test_cartpole_is_solved(run):
     assert max(row.get("charts/avg_episodic_return", 0) for row in rows) >= 475
 
 
+@pytest.mark.slow
 def test_cartpole_is_solved_by_impala(run):
     _, rows = run(
         algorithm=cleanba_impala,
