@@ -1,12 +1,15 @@
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 
+import jax
 import pytest
 from conftest import REPO
 
+from cleanba import cleanba_eval
 from cleanba.sebulba.args import UsageError
 from cleanba.sebulba.determinism import cpu_model, make_deterministic
 
@@ -42,6 +45,25 @@ def test_flags_in_a_file_cannot_be_added_to(monkeypatch, tmp_path):
     file.write_text(f"--xla_dump_to=/tmp/x\n{OURS}\n")
     make_deterministic()
     assert os.environ["XLA_FLAGS"] == str(file)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_make_train_sets_the_flag_before_it_counts_devices(monkeypatch, refused):
+    seen = []
+    devices = jax.local_devices()
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr(jax, "local_devices", lambda: seen.append(os.environ.get("XLA_FLAGS")) or devices)
+    monkeypatch.setattr(sys, "argv", ["fit", "--help", *["--no-deterministic"] * refused])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(REPO / "cleanba/cleanba_ppo_fit.py"), run_name="__main__")
+    assert seen == [None if refused else OURS]
+
+
+def test_an_evaluation_sets_the_flag(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    with pytest.raises(SystemExit):
+        cleanba_eval.main(["no-such-model"])
+    assert os.environ["XLA_FLAGS"] == OURS
 
 
 def test_without_determinism_no_flag_is_set(run, monkeypatch):

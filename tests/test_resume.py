@@ -304,6 +304,14 @@ def test_one_of_the_two_chunk_flags_replaces_the_other(copy):
     assert resume(copy, "--gradient-chunk 8").args.gradient_accumulation_steps is None
 
 
+def test_determinism_is_that_of_the_new_command(copy):
+    """XLA's flags are set before the run's own arguments are read."""
+    record = json.loads((copy / "args.json").read_text())
+    record["args"]["deterministic"] = False
+    (copy / "args.json").write_text(json.dumps(record))
+    assert resume(copy, "").args.deterministic
+
+
 def test_a_run_of_another_algorithm_is_refused(copy):
     with pytest.raises(UsageError, match="is a run of another algorithm, by its arguments .*--clip-coef"):
         resume(copy, algorithm=cleanba_impala)
