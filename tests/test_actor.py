@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from cleanba.cleanba_ppo import Args
 from cleanba.sebulba.actor import Actor, Version
 from cleanba.sebulba.args import BatchPlan
-from cleanba.sebulba.channel import Channel, ChannelClosed
+from cleanba.sebulba.channel import Channel, ChannelClosed, Precedence
 from cleanba.sebulba.envs import EnvSpec, EnvStep, Episode
-from cleanba.sebulba.networks import Decision
+from cleanba.sebulba.networks import Decision, pack
 from cleanba.sebulba.rollout import RolloutBuffer
 from cleanba.sebulba.topology import Topology
 
@@ -57,15 +58,17 @@ def make_actor(act, envs, *, steps, updates, inference_batch, learners=(1, 2), f
     sizes = dict(num_steps=steps, local_num_envs=n, num_actor_threads=1, total_timesteps=updates * steps * n)
     args = Args(**sizes, num_minibatches=1, inference_batch=inference_batch)
     return Actor(
-        act=act,
+        act=lambda *seen: pack(act(*seen)),
         envs=envs,
         env=ENV,
         env_id=np.arange(8, 8 + n, dtype=np.int32),
         plan=BatchPlan.create(args, topology),
+        device=jax.local_devices()[0],
         mesh=topology.learner_mesh(),
         learner_devices=topology.learner_devices(),
         params=Channel(updates),
         rollouts=Channel(updates),
+        precedence=Precedence(),
         first_update=first_update,
         progress=np.zeros(1, np.int64),
     )
@@ -223,7 +226,7 @@ def test_every_slot_is_written_once_by_the_right_params(data, batch, batches, la
 
     assert len(actor.rollouts) == updates and not envs.under_way
     fields = dict(action=steps, logprob=steps, value=steps, valid=steps, reward=steps, terminated=steps)
-    fields |= dict(truncated=steps, obs=steps + 1)
+    fields |= dict(truncated=steps, obs=steps + 1, age=steps + 1)
     slots = {(name, t, e) for name, rows in fields.items() for t in range(rows) for e in range(n)}
     for buffer in {id(buffer) for buffer in kept}:
         times = {slot: written.pop((buffer, *slot), 0) for slot in slots}

@@ -90,10 +90,11 @@ def test_environments_that_cannot_be_trained_are_refused(env_id, message):
 
 def test_environment_threads_are_shared_out(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
-    assert env_threads(Args(), actors=2) == 7  # (16 - 2) / 2
-    assert env_threads(Args(env_threads=3), actors=2) == 3
+    assert env_threads(Args(), actors=2, background=False) == 7  # (16 - 2) / 2
+    assert env_threads(Args(), actors=2, background=True) == 8
+    assert env_threads(Args(env_threads=3), actors=2, background=False) == 3
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    assert env_threads(Args(), actors=4) == 1
+    assert env_threads(Args(), actors=4, background=False) == 1
 
 
 # -------------------------------------------------------------------------------------------------- seeds

@@ -10,10 +10,11 @@ from jax.sharding import Mesh
 
 from cleanba.sebulba.algorithm import Params
 from cleanba.sebulba.args import BatchPlan
-from cleanba.sebulba.channel import Channel
+from cleanba.sebulba.channel import Channel, Precedence
 from cleanba.sebulba.envs import Envs, EnvSpec, EnvStep, Episode, EpisodeTracker
+from cleanba.sebulba.frames import Sight
 from cleanba.sebulba.metrics import Timer
-from cleanba.sebulba.networks import Decision
+from cleanba.sebulba.networks import Decision, unpack
 from cleanba.sebulba.rollout import Rollout, RolloutBuffer
 from cleanba.sebulba.turns import Turns
 
@@ -46,21 +47,23 @@ class OpenRollout(NamedTuple):
 
 @dataclass
 class Actor:
-    """All that a thread needs; nothing of it is shared but the channels and the compiled `act`.
+    """All that a thread needs; only the channels, the precedence and the compiled `act` are shared.
 
     A transition belongs to a slot [update, t, env]. Its action is chosen under the params for that update,
     with a key of the environment and its step. So it makes no difference in which order, and in which
     company, environments come and go."""
 
-    act: Callable[..., Decision]  # jitted: params, obs [B, ...], env_id [B], step [B]
+    act: Callable[..., jax.Array]  # jitted: params, obs [B, ...], env_id [B], step [B] -> Decision, packed
     envs: Envs
     env: EnvSpec
     env_id: np.ndarray  # i32 [N], global indices
     plan: BatchPlan
+    device: jax.Device  # where actions are chosen
     mesh: Mesh
     learner_devices: list[jax.Device]
     params: Channel[Version]  # one for each update
     rollouts: Channel[Collected]
+    precedence: Precedence  # over the learner, on a device that both use
     first_update: int  # 0, or where a resumed run goes on
     progress: np.ndarray  # [1]: steps done, for whoever shows them
 
@@ -70,8 +73,11 @@ class Actor:
         self._turns = Turns(envs, self.envs.batch, self.first_update * self.plan.num_steps)
         self._tracker = EpisodeTracker(envs)
         self._valid = np.ones(envs, np.bool_)  # an environment's next step is a transition, not a reset
+        self._stacked = self.env.stack > 1
+        self._sight = Sight(self.env, envs, self.device)
         self._obs: dict[int, np.ndarray] = {}  # the last of each environment
-        self._last = np.empty(0, np.int32), np.empty(0)  # the environments that came last, their observations
+        self._age = np.zeros(envs, np.int8)  # of the last: so many frames of the game came before it
+        self._game_over = np.ones(envs, np.bool_)  # with the last; the next one begins a game
         self._versions: dict[int, Version] = {}  # by the update that they act for
         self._open: dict[int, OpenRollout] = {}  # by update
         self._update = self.first_update  # whose rollout is the next to be handed over
@@ -79,7 +85,9 @@ class Actor:
     def run(self) -> None:
         self.envs.reset()
         while not self._turns.all_here:
-            self._arrive(self.envs.receive())
+            came = self.envs.receive()
+            self._grow_older(came)
+            self._arrive(came)
         while self._update < self.plan.updates:
             self._take_version(self.params.poll)
             env = self._turns.take(until=self._next_version * self.plan.num_steps)
@@ -106,17 +114,19 @@ class Actor:
     def _send(self, env: np.ndarray) -> None:
         """Choose actions for these environments, and write down what they are based on."""
         step = self._turns.step[env] - 1  # the one that is taken now
-        came, obs = self._last
-        if not np.array_equal(env, came):
-            obs = np.stack([self._obs[e] for e in env.tolist()])
-        with self._timer("inference"):
+        last = [self._obs[e] for e in env.tolist()]
+        obs = np.stack([frames[-1] for frames in last] if self._stacked else last)
+        with self._timer("inference"), self.precedence.first():
             decision, version = self.choose(obs, env, step)
         with self._timer("environment"):
             self.envs.send(decision.action, env)
         for update, at in self._by_update(step):
-            slots = step[at] % self.plan.num_steps, env[at]
+            t, envs, buffer = step[at] % self.plan.num_steps, env[at], self._open[update].buffer
             chosen = {name: x[at] for name, x in decision._asdict().items()}
-            self._open[update].buffer.write(*slots, obs=obs[at], valid=self._valid[env[at]], **chosen)
+            seen = dict(obs=obs[at], age=self._age[envs], valid=self._valid[envs])
+            buffer.write(t, envs, **seen, **chosen)
+            for e in envs[t == 0].tolist() if self._stacked else ():
+                buffer.write_before(e, self._obs[e][:-1])
             self._open[update].lags.update((update - version[at]).tolist())
 
     def _receive(self) -> None:
@@ -124,13 +134,15 @@ class Actor:
         with self._timer("environment"):
             came = self.envs.receive()
         step = self._turns.step[came.env] - 1  # the one that is complete now
+        self._grow_older(came)
         for update, at in self._by_update(step):
             t, env = step[at] % self.plan.num_steps, came.env[at]
             buffer = self._open[update].buffer
             outcome = dict(reward=came.reward, terminated=came.terminated, truncated=came.truncated)
             buffer.write(t, env, **{name: x[at] for name, x in outcome.items()})
             at_end = t == self.plan.num_steps - 1
-            buffer.write(t[at_end] + 1, env[at_end], obs=came.obs[at][at_end])
+            obs, age = came.obs[at][at_end], self._age[env[at_end]]
+            buffer.write(t[at_end] + 1, env[at_end], obs=obs[:, -1] if self._stacked else obs, age=age)
         for e, game in self._tracker.add(came, self._valid[came.env]).items():
             update, t = divmod(int(self._turns.step[e]) - 1, self.plan.num_steps)
             self._open[update].games[t, e] = game
@@ -140,9 +152,14 @@ class Actor:
         if self._turns.done == (self._update + 1) * self.plan.num_steps:
             self._hand_over()
 
+    def _grow_older(self, came: EnvStep) -> None:
+        oldest = self.env.stack - 1
+        age = np.minimum(self._age[came.env] + 1, oldest)
+        self._age[came.env] = np.where(self._game_over[came.env], 0, age)
+        self._game_over[came.env] = came.game_over
+
     def _arrive(self, came: EnvStep) -> None:
         self._turns.arrive(came.env)
-        self._last = came.env, came.obs
         self._obs.update(zip(came.env.tolist(), came.obs, strict=True))
 
     def _hand_over(self) -> None:
@@ -173,13 +190,14 @@ class Actor:
         for first in range(0, len(env), size):
             rows = slice(first, first + size)
             ids, steps = self.env_id[env[rows]], step[rows]
+            seen = self._sight(env[rows], obs[rows], self._age[env[rows]], ids, steps)
             for update, at in self._by_update(steps):
                 version = self._versions[update]
-                calls.append((rows, at, version.updates, self.act(version.params, obs[rows], ids, steps)))
+                calls.append((rows, at, version.updates, self.act(version.params, *seen)))
         decision = Decision(*(np.empty(len(env), kind) for kind in (np.int32, np.float32, np.float32)))
         versions = np.empty(len(env), np.int32)
         for rows, at, version_of_params, made in calls:
-            for whole, part in zip(decision, jax.device_get(made), strict=True):
+            for whole, part in zip(decision, unpack(np.asarray(made)), strict=True):
                 whole[rows][at] = part[at]
             versions[rows][at] = version_of_params
         return decision, versions

@@ -33,6 +33,8 @@ class Experiment:
     """updates between two points in TensorBoard and Weights & Biases, and two lines on the terminal"""
     runs_dir: str = "runs"
     """where the run's folder is made"""
+    profile: bool = False
+    """trace a few updates with JAX's profiler, into the run's folder"""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Environment:
     batch of those that are ready first; default: async with --concurrency, else sync. Changes no result at
     a given --inference-batch"""
     env_threads: int | None = None
-    """EnvPool's threads per actor thread; default: the cores shared out, two kept free on machines with over
-    four. Changes no result"""
+    """EnvPool's threads per actor thread; default: the cores shared out, without an accelerator two kept free
+    on machines with over four. Changes no result"""
 
 
 @dataclass(frozen=True)

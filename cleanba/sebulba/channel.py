@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -73,3 +74,29 @@ class Channel(Generic[T]):
                 yield self.get()
             except ChannelClosed:
                 return
+
+
+class Precedence:
+    """Some threads' work on a device goes before another thread's. A device takes programs in the order in
+    which they come, so the other one gives way: it adds nothing to the queue while one of the first waits."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """The body hands work to the device, and waits for the result."""
+        with self._changed:
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiting -= 1
+                self._changed.notify_all()
+
+    def give_way(self, seconds: float) -> None:
+        """Until nobody waits, but not for longer than so many seconds: the others need this thread, too."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting, seconds)

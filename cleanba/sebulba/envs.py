@@ -5,6 +5,8 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import envpool
@@ -60,6 +62,12 @@ class EnvSpec(NamedTuple):
     def is_image(self) -> bool:
         return len(self.obs_shape) == 3 and self.obs_dtype == np.uint8
 
+    @property
+    def stack(self) -> int:
+        """So many frames are in an observation, of which the last one is new; 1: all of it is."""
+        stack = self.options.get("stack_num", 1)
+        return stack if self.is_image and self.obs_shape[0] == stack else 1
+
 
 class EnvStep(NamedTuple):
     """What one step of B environments gave. After `terminated | truncated` the next step is a reset: EnvPool
@@ -85,11 +93,13 @@ class Envs:
         threads: int,
         *,
         batch: int | None = None,  # None: all
+        background: bool = False,  # let every other thread of the machine go first
         rendered: bool = False,
     ):
         self.batch = batch or len(seeds)
         self._env_id = env.env_id
-        self._pool: Any = envpool.make(
+        make = partial(
+            envpool.make,
             env.env_id,
             env_type="gymnasium",
             num_envs=len(seeds),
@@ -98,6 +108,7 @@ class Envs:
             num_threads=min(threads, len(seeds)),
             **env.options | ({"render_mode": "rgb_array"} if rendered else {}),
         )
+        self._pool: Any = _in_background(make) if background else make()
         self._encode = _encoding(_spaces(env.env_id, **env.options)[0])[2]
 
     def reset(self) -> None:
@@ -183,15 +194,27 @@ def env_seeds(seed: int | Sequence[int], env_ids: Sequence[int] | range) -> list
     return [(start + e) % 2**31 for e in env_ids]
 
 
-def env_threads(args: RunArgs, actors: int) -> int:
+def env_threads(args: RunArgs, actors: int, *, background: bool) -> int:
     """EnvPool's threads per actor."""
-    return args.env_threads or max(1, free_cores() // actors)
+    cores = len(os.sched_getaffinity(0)) if background else free_cores()
+    return args.env_threads or max(1, cores // actors)
 
 
 def free_cores() -> int:
     """On larger machines two are left to Python and XLA."""
     cores = len(os.sched_getaffinity(0))
     return cores - 2 if cores > 4 else cores
+
+
+def _in_background(make: Callable[[], Any]) -> Any:
+    """Threads inherit the policy of the one that starts them, and a thread cannot get its own back."""
+
+    def in_background() -> Any:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # 0: this thread
+        return make()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(in_background).result()
 
 
 def _make_spec(env_id: str, **options: Any) -> Any:

@@ -21,12 +21,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cleanba.sebulba.algorithm import Algorithm, Batch, Loss, Params, Slots
 from cleanba.sebulba.args import BatchPlan
+from cleanba.sebulba.channel import Precedence
 from cleanba.sebulba.files import tensor_names
+from cleanba.sebulba.frames import Frames, stack_up
 from cleanba.sebulba.rollout import OVER_ENVS, NotFinite, Rollout, put_on_learners
 from cleanba.sebulba.topology import LEARNERS
 
 REPLICATED = PartitionSpec()
 PER_LEARNER = PartitionSpec(LEARNERS)  # a leading axis with one entry per learner
+MOST_PATIENCE = 0.01  # seconds between two gradient chunks in which only actors use the device
 MOST_IN_FLIGHT = 2  # gradient chunks: enough to keep the device busy, few enough for actors to get a turn
 
 
@@ -77,11 +80,19 @@ def global_sum(x: Array) -> Array:
 
 
 class Learner:
-    def __init__(self, algorithm: Algorithm, plan: BatchPlan, mesh: Mesh, key: Array):
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        plan: BatchPlan,
+        mesh: Mesh,
+        key: Array,
+        precedence: Precedence | None = None,
+    ):
         self._algorithm = algorithm
         self._plan = plan
         self._mesh = mesh
         self._key = key  # of the minibatches
+        self._precedence = precedence  # of actors on the same devices
         self.chunks_done = 0  # gradient programs started, for whoever watches the progress
         self.stop = False  # a wish, which travels with the gradients: all processes learn of it together
 
@@ -164,6 +175,8 @@ class Learner:
         for chunk in range(self._plan.chunks):
             if len(in_flight) == MOST_IN_FLIGHT:
                 jax.block_until_ready(in_flight.popleft())
+            if self._precedence:
+                self._precedence.give_way(MOST_PATIENCE)
             index = np.array([minibatch, chunk], np.int32)
             more = self._differentiate(params, batch, slots, statistics, index)
             sums = self._add(sums, more) if sums is not None else more
@@ -175,6 +188,8 @@ class Learner:
 
     def _prepare_batch(self, params: Params, rollouts: tuple[Rollout, ...]) -> Batch:
         rollout = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *rollouts)
+        if isinstance(rollout.obs, Frames):
+            rollout = rollout._replace(obs=stack_up(rollout.obs))
         return self._algorithm.prepare(params, rollout)
 
     def _draw_minibatches(self, batch: Batch, env_id: Array, update: Array, epoch: Array):

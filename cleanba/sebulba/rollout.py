@@ -8,6 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cleanba.sebulba.args import BatchPlan
 from cleanba.sebulba.envs import EnvSpec
+from cleanba.sebulba.frames import Frames
 from cleanba.sebulba.topology import LEARNERS
 
 OVER_ENVS = PartitionSpec(None, LEARNERS)  # [T, N, ...], cut along N
@@ -16,7 +17,7 @@ OVER_ENVS = PartitionSpec(None, LEARNERS)  # [T, N, ...], cut along N
 class Rollout(NamedTuple):
     """T steps of N environments."""
 
-    obs: Any  #             [T+1, N, ...]; row T only for bootstrapping
+    obs: Any  #             [T+1, N, ...], or Frames; row T only for bootstrapping
     action: Any  #     i32  [T, N]
     logprob: Any  #    f32  [T, N], of the behaviour policy
     value: Any  #      f32  [T, N], of the behaviour critic
@@ -41,8 +42,10 @@ class RolloutBuffer:
 
         flag = np.bool_
         self._columns = plan.envs_per_actor // plan.learners  # of each learner
-        self._arrays = Rollout(
-            obs=empty(env.obs_dtype, plan.num_steps + 1, env.obs_shape),
+        self._before = env.stack - 1  # frames in front of the first step's
+        shape = env.obs_shape if env.stack == 1 else env.obs_shape[1:]
+        self._arrays = dict(
+            obs=empty(env.obs_dtype, self._before + plan.num_steps + 1, shape),
             action=empty(np.int32),
             logprob=empty(np.float32),
             value=empty(np.float32),
@@ -50,23 +53,29 @@ class RolloutBuffer:
             terminated=empty(flag),
             truncated=empty(flag),
             valid=empty(flag),
+            age=empty(np.int8, plan.num_steps + 1),
         )
 
     def write(self, t: np.ndarray, env: np.ndarray, **rows: np.ndarray) -> None:
-        """The slots [t, env] of the named arrays; t and env are [B], the arrays [B, ...]."""
-        slots = (env // self._columns, t, env % self._columns)
+        """The slots [t, env] of the named arrays; t and env are [B], the arrays [B, ...]. Of stacked frames
+        `obs` is the newest."""
+        learner, column = env // self._columns, env % self._columns
         for name, row in rows.items():
-            getattr(self._arrays, name)[slots] = row
+            self._arrays[name][learner, t + self._before if name == "obs" else t, column] = row
+
+    def write_before(self, env: int, frames: np.ndarray) -> None:
+        """The frames [K-1, ...] that an environment's first stack has besides the newest."""
+        self._arrays["obs"][env // self._columns, : self._before, env % self._columns] = frames
 
     def rows(self, name: str) -> np.ndarray:
         """[T, N, ...] of one array."""
-        array = np.moveaxis(getattr(self._arrays, name), 0, 1)
+        array = np.moveaxis(self._arrays[name], 0, 1)
         return array.reshape(array.shape[0], -1, *array.shape[3:])
 
     def check_finite(self, env_id: np.ndarray, update: int) -> None:
         """A number that is not would spread to all params. `env_id` [N] are global indices."""
         for name in ("obs", "value", "logprob", "reward"):  # in the order in which they come to be
-            array = getattr(self._arrays, name)
+            array = self._arrays[name]
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 rows = self.rows(name)
                 t, column = np.argwhere(~np.isfinite(rows))[0][:2]
@@ -76,7 +85,12 @@ class RolloutBuffer:
     def shard_over_envs(self, mesh: Mesh, local_devices: list[jax.Device]) -> Rollout:
         """Each local learner gets its slice; together with other processes' they are one global array. No
         device talks to another."""
-        return Rollout(*(put_on_learners(array, OVER_ENVS, mesh, local_devices) for array in self._arrays))
+        placed = {
+            name: put_on_learners(array, OVER_ENVS, mesh, local_devices)
+            for name, array in self._arrays.items()
+        }
+        age = placed.pop("age")
+        return Rollout(**placed)._replace(**({"obs": Frames(placed["obs"], age)} if self._before else {}))
 
 
 def put_on_learners(

@@ -19,9 +19,10 @@ from rich.console import Console
 from cleanba.sebulba.actor import Actor, Collected, Version
 from cleanba.sebulba.algorithm import Algorithm, Params
 from cleanba.sebulba.args import BatchPlan, RunArgs, given_flags, parse_args
-from cleanba.sebulba.channel import Channel, ChannelClosed
+from cleanba.sebulba.channel import Channel, ChannelClosed, Precedence
 from cleanba.sebulba.checkpoint import Keeper, Saved
 from cleanba.sebulba.command import Ended, Stopped, command, no_more_stops, stopping_gently
+from cleanba.sebulba.compilation import keep_compiled
 from cleanba.sebulba.determinism import make_deterministic
 from cleanba.sebulba.envs import RESUMED, Envs, EnvSpec, env_seeds, env_spec, env_threads
 from cleanba.sebulba.finish import check_wishes, finish, keep_model, share, surviving
@@ -38,6 +39,8 @@ from cleanba.sebulba.learner import (
 from cleanba.sebulba.logbook import Done, Logbook
 from cleanba.sebulba.metrics import JsonLines, TensorBoard, Timer, WeightsAndBiases, Writer
 from cleanba.sebulba.model import Model
+from cleanba.sebulba.networks import pack
+from cleanba.sebulba.profile import Profiler
 from cleanba.sebulba.records import (
     Learned,
     Outcome,
@@ -102,6 +105,7 @@ class LearnerLoop(NamedTuple):
     lag: int
     actor_devices: list[jax.Device]  # one per actor
     wires: Wires
+    profiler: Profiler | None
 
     def run(self) -> None:
         timer = Timer()
@@ -109,6 +113,8 @@ class LearnerLoop(NamedTuple):
         for _ in range(1 + self.lag):
             self.publish(self.first_update, state.params)
         for update in range(self.first_update, self.plan.updates):
+            if self.profiler:
+                self.profiler.before(update)
             with timer("waiting"):
                 collected = [channel.get() for channel in self.wires.rollouts]
             self.wires.learned.check_open()  # rollouts that came before a failure are not worth an update
@@ -117,6 +123,8 @@ class LearnerLoop(NamedTuple):
                 state, losses, stop = self.learner.update(state, rollouts, self.env_id, update)
             with timer("publishing"):
                 self.publish(update + 1, state.params)
+            if self.profiler:
+                self.profiler.after(update)
             seconds = timer.take()
             self.wires.learned.put(Learned(update, state, collected, losses, seconds, time.perf_counter()))
             if stop:
@@ -232,6 +240,7 @@ def train(
         _, plan, env = lay_out(args, place)
         return saved_like(make_algorithm(args, env, plan))
 
+    keep_compiled()
     if args.deterministic:
         make_deterministic()
     place = find_place(args)
@@ -261,7 +270,7 @@ def lay_out(args: RunArgs, place: Place) -> tuple[Topology, BatchPlan, EnvSpec]:
     return topology, BatchPlan.create(args, topology), env_spec(args)
 
 
-def make_crew(setup: Setup, job: Job, cleanup: ExitStack) -> Crew:
+def make_crew(setup: Setup, job: Job, cleanup: ExitStack, profiler: Profiler | None = None) -> Crew:
     args, topology, plan, env, algorithm, beginning = setup
     lag = 1 if args.concurrency else 0
     wires = Wires.create(plan.actors, lag)
@@ -270,7 +279,10 @@ def make_crew(setup: Setup, job: Job, cleanup: ExitStack) -> Crew:
     key = jax.random.wrap_key_data(saved.key) if saved else jax.random.key(args.seed)
     init_key, act_key, minibatch_key = jax.random.split(key, 3)
     mesh, learner_devices = topology.learner_mesh(), topology.learner_devices()
-    act = jax.jit(partial(algorithm.act, act_key))
+    act = jax.jit(lambda *seen: pack(algorithm.act(act_key, *seen)))
+    precedence = Precedence()
+    on_accelerator = jax.default_backend() != "cpu"  # otherwise the environments share cores with the network
+    actor_devices = [d for d in topology.actor_devices() for _ in range(args.num_actor_threads)]
     seed = (args.seed, RESUMED, beginning.resumes) if beginning.resumes else args.seed
     actors = [
         Actor(
@@ -278,23 +290,29 @@ def make_crew(setup: Setup, job: Job, cleanup: ExitStack) -> Crew:
             envs=Envs(
                 env,
                 env_seeds(seed, env_id.tolist()),
-                env_threads(args, plan.actors),
+                env_threads(args, plan.actors, background=on_accelerator),
                 batch=plan.env_batch,
+                background=on_accelerator,
             ),
             env=env,
             env_id=env_id,
             plan=plan,
+            device=device,
             mesh=mesh,
             learner_devices=learner_devices,
             params=wires.params[index],
             rollouts=wires.rollouts[index],
+            precedence=precedence,
             first_update=beginning.update,
             progress=progress[index : index + 1],
         )
-        for index, env_id in enumerate(env_ids_of_actors(plan, job.process))
+        for index, (env_id, device) in enumerate(
+            zip(env_ids_of_actors(plan, job.process), actor_devices, strict=True)
+        )
     ]
     columns = env_ids_of_columns(plan, job.process)
-    learner = Learner(algorithm, plan, mesh, minibatch_key)
+    shared = set(topology.actor_ids) & set(topology.learner_ids)
+    learner = Learner(algorithm, plan, mesh, minibatch_key, precedence if shared else None)
     loop = LearnerLoop(
         learner=learner,
         init_key=init_key,
@@ -303,8 +321,9 @@ def make_crew(setup: Setup, job: Job, cleanup: ExitStack) -> Crew:
         env_id=put_on_learners(columns, PER_LEARNER, mesh, learner_devices),
         plan=plan,
         lag=lag,
-        actor_devices=[d for d in topology.actor_devices() for _ in range(args.num_actor_threads)],
+        actor_devices=actor_devices,
         wires=wires,
+        profiler=profiler,
     )
     crew = Crew(wires, loop, actors, progress, args.stuck_seconds, jax.random.key_data(key), threads=[])
     job.when_lost(wires.close)
@@ -347,7 +366,8 @@ def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console, conclude:
     args, plan, earlier = setup.args, setup.plan, setup.beginning.earlier
     check_wishes(args, setup.env)
     run_dir = earlier.run_dir if earlier else make_run_dir(args)
-    crew = make_crew(setup, job, cleanup)
+    profiler = Profiler(run_dir / "profile", setup.beginning.update, plan.updates) if args.profile else None
+    crew = make_crew(setup, job, cleanup, profiler)
     logbook = open_logbook(setup, run_dir, crew, cleanup, console)
     cleanup.callback(crew.wires.close)
     signals: list[str] = []
