@@ -9,6 +9,7 @@ commands:
   impala  train with IMPALA
   launch  train with several processes on this machine
   eval    play with a trained model
+  bench   measure how fast a run is here, and what limits it
   diff    compare two runs, update by update
 
 cleanba COMMAND --help lists the flags."""
@@ -32,6 +33,10 @@ def main() -> None:
             from cleanba import cleanba_eval
 
             cleanba_eval.main(argv=flags, prog="cleanba eval")
+        case ["bench", *flags]:
+            from cleanba import cleanba_bench
+
+            cleanba_bench.main(argv=flags, prog="cleanba bench")
         case ["diff", *flags]:
             from cleanba import cleanba_diff
 

@@ -1,0 +1,121 @@
+"""What limits the speed of a run, from what was measured of it, and what to change."""
+
+from typing import NamedTuple
+
+from cleanba.sebulba.args import RunArgs, flag
+
+NEAR = 0.85  # of a ceiling: what is above it is there, as far as measurements can say
+BUSY = 0.9  # of the time: a learner that learns so much of it has nothing to wait for
+
+
+class Measured(NamedTuple):
+    """Steps per second, and which parts of an update's time its threads spend how."""
+
+    ceiling: float  # of the environments alone, stepped in the best way
+    environments: float  # alone, stepped as the run does
+    inference: float  # alone
+    learning: float  # alone
+    training: float
+    actor: dict[str, float]  # environment, inference, handover, waiting: shares of the time, means of all
+    learner: dict[str, float]  # learning, waiting, publishing
+    platform: str  # of the devices
+
+    def time_of_actors(self) -> dict[str, float]:
+        """All of it. Inference takes longer than alone where others use the device: that is queueing."""
+        alone = min(self.actor["inference"], self.training / self.inference)
+        return {
+            "environment": self.actor["environment"],
+            "inference": alone,
+            "queueing": self.actor["inference"] - alone,
+            "handover": self.actor["handover"],
+            "waiting": self.actor["waiting"],
+            "python": max(0.0, 1 - sum(self.actor.values())),
+        }
+
+
+def bottleneck(measured: Measured, args: RunArgs) -> str:
+    """In a sentence. The `args` have no defaults that are still to be resolved."""
+    reached = measured.training / measured.ceiling
+    if reached >= NEAR:
+        return f"environment-bound, {percent(reached)}: more cores help, nothing else does"
+    if measured.platform == "cpu":
+        return _of_cores(measured)
+    times = measured.time_of_actors()
+    in_environments = times.pop("environment")
+    worst = max(times, key=lambda name: times[name])
+    share = percent(times[worst])
+    device = measured.platform.upper()
+    if args.concurrency and (worst == "waiting" or measured.learner["learning"] >= BUSY):
+        busy, waiting = percent(measured.learner["learning"]), percent(times["waiting"])
+        return (
+            f"learner-bound: it learns {busy} of the time, actors wait {waiting} for it: "
+            f"{_learn_faster(args)} or more `--learner-device-ids` help"
+        )
+    if measured.environments < NEAR * measured.ceiling and in_environments > times[worst]:
+        return (
+            f"environments are stepped at {percent(measured.environments / measured.ceiling)} of their "
+            "ceiling: step them as it was reached, by `--env-stepping`, `--num-actor-threads` and "
+            "`--env-threads`"
+        )
+    if worst == "waiting":
+        return (
+            f"acting and learning take turns, and actors wait {share} for the learner: `--concurrency` lets "
+            "them overlap, at policy lag 1"
+        )
+    if worst == "queueing" and set(args.actor_device_ids) & set(args.learner_device_ids):
+        return f"actors wait {share} for the {device}, which learns: lower {_now(args, 'gradient_chunk')}"
+    if worst == "queueing":
+        return (
+            f"actors wait {share} for the {device}, which they share: lower "
+            f"{_now(args, 'num_actor_threads')}, or give more `--actor-device-ids`"
+        )
+    if worst == "inference":
+        return (
+            f"inference takes {share} of the actors' time: a larger {_now(args, 'inference_batch')} "
+            f"makes it cheaper, more {_now(args, 'num_actor_threads')} with fewer environments each hide it"
+        )
+    if worst == "handover":
+        return (
+            f"copies to the learners take {share} of the actors' time: more "
+            f"{_now(args, 'num_actor_threads')} with fewer environments each hide them"
+        )
+    return (
+        f"Python takes {share} of the actors' time: with more {_now(args, 'local_num_envs')} a call does more"
+    )
+
+
+def percent(share: float) -> str:
+    return f"{share:,.0%}".replace("%", " %")
+
+
+def _of_cores(measured: Measured) -> str:
+    """The same cores step, act and learn, so their times add up, up to what Python and waiting take."""
+    shares = {
+        "learning": measured.training / measured.learning,
+        "inference": measured.training / measured.inference,
+        "stepping environments": measured.training / measured.environments,
+    }
+    rest = 1 - sum(shares.values())
+    listed = ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
+    if rest > max(shares.values()):
+        return (
+            f"bound by Python and waiting, {percent(rest)} of the time ({listed}): with more "
+            "`--local-num-envs` a call does more"
+        )
+    return (
+        f"bound by the cores, which do everything ({listed}): a GPU or more cores help, or a smaller "
+        "`--network`"
+    )
+
+
+def _learn_faster(args: RunArgs) -> str:
+    ways = [f"a larger {_now(args, 'gradient_chunk')}"]
+    if args.compute_dtype == "float32":
+        ways.append("`--compute-dtype bfloat16`")
+    if args.deterministic:
+        ways.append("`--no-deterministic`")
+    return ", ".join(ways)
+
+
+def _now(args: RunArgs, name: str) -> str:
+    return f"`{flag(name)}` (now {getattr(args, name)})"
