@@ -293,7 +293,7 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
     out = make_out(args, args.runs_dir, f"{algorithm}__{args.env_id}")
     device = run.topology.learner_devices()[0]
     title = f"{algorithm} on {args.env_id}  ·  {run.topology} on {device.device_kind}, {cores()} cores"
-    show(title)
+    show(f"{title}\n")
     with console.status("environments", refresh_per_second=2) as status:  # the cores have other things to do
         ways = ways_to_step(run.plan, env_threads(args, run.plan.actors), cores(), free_cores())
         stepped = step_environments(run, ways, args.seconds, args.repeats)
@@ -307,13 +307,13 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
         given = Setting.of(args, run.plan, env_threads(args, run.plan.actors))
         verdict = bottleneck(measured, given.applied_to(args))
         show(table_of_parts(parts))
-        show(f"{shares_text(training)}\n{verdict}")
+        show(f"\n{shares_text(training)}\n{verdict}\n")
         tuned = None
         if args.tune:
             rate = parts["training"].rate
             tuned = look_for_faster(run, make_algorithm, given, args, rate, status.update)
             show(table_of_trials(tuned))
-            show(advice(tuned))
+            show(f"\n{advice(tuned)}\n")
     record = {
         "title": title,
         "command": shlex.join(["cleanba", "bench", algorithm, *argv]),
