@@ -1,20 +1,16 @@
 """How fast a run is on this machine, what limits it, and what to change: `cleanba bench [ppo|impala]`."""
 
-import dataclasses
 import json
 import os
-import re
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -22,15 +18,15 @@ from cleanba import cleanba_impala, cleanba_ppo
 from cleanba.sebulba.args import BatchPlan, UsageError, file_name, flag, parse_args
 from cleanba.sebulba.bottleneck import Measured, bottleneck, percent
 from cleanba.sebulba.ceilings import Devices, Run, Stepping, step_environments, ways_to_step
-from cleanba.sebulba.command import Stopped, command, need_extra, say
+from cleanba.sebulba.command import command, need_extra, say
 from cleanba.sebulba.determinism import circumstances, make_deterministic
 from cleanba.sebulba.envs import env_spec, env_threads, free_cores
 from cleanba.sebulba.files import write_whole
-from cleanba.sebulba.metrics import Row, read_rows
-from cleanba.sebulba.records import Outcome, code_version
+from cleanba.sebulba.records import code_version
 from cleanba.sebulba.topology import Topology
-from cleanba.sebulba.train import MakeAlgorithm, train
-from cleanba.sebulba.tune import Setting, Tuned, neighbours, tune
+from cleanba.sebulba.train import MakeAlgorithm
+from cleanba.sebulba.trial import Training, measure_training
+from cleanba.sebulba.tune import Setting, Tuned, tune_run
 
 DESCRIPTION = """Measure how fast a run with these flags is on this machine: `cleanba bench ppo` (the default)
 or `cleanba bench impala`.
@@ -39,10 +35,8 @@ First its parts alone: the environments with random actions, in the best of seve
 run), inference, learning, and copies to the learners. Then the training itself. What limits it is named, with
 what to change. --total-timesteps counts for nothing here: --train-seconds does."""
 
-NOT_HERE = ("track", "save_model", "capture_video", "upload_model", "resume", "distributed")
-FEWEST_UPDATES = 5  # of a training, of which at least the
-FIRST_UPDATES = 2  # do not count: they compile
 TRIAL = 0.25  # of --train-seconds: a training while tuning
+NOT_HERE = ("track", "save_model", "capture_video", "upload_model", "resume", "distributed")
 
 
 @dataclass(frozen=True)
@@ -102,39 +96,6 @@ LABELS = {
 Parts = dict[str, Part]  # under these names
 
 
-# ----------------------------------------------------------------------------------------------- training
-
-
-class Training(NamedTuple):
-    rates: list[float]  # steps per second, of each update that counts
-    actor: dict[str, float]  # shares of the time, medians over these updates
-    learner: dict[str, float]
-
-    @staticmethod
-    def of(rows: list[Row]) -> "Training":
-        """The first updates, at least a quarter, do not count."""
-        counted = rows[max(FIRST_UPDATES, len(rows) // 4) :]
-        shares: dict[str, dict[str, float]] = {"actor": {}, "learner": {}}
-        for name in counted[-1]:
-            if match := re.fullmatch(r"stats/(actor|learner)_(\w+)_seconds", name):
-                of_updates = [row.get(name, 0.0) / row["stats/update_seconds"] for row in counted]
-                shares[match[1]][match[2]] = median(of_updates)
-        return Training([row["charts/SPS_update"] for row in counted], **shares)
-
-
-def measure_training(run: Run, make_algorithm: MakeAlgorithm, seconds: float, expected: float) -> Training:
-    """A real run of about so many seconds, if it makes the `expected` steps per second. It leaves nothing."""
-    updates = max(FEWEST_UPDATES, round(seconds * expected / run.plan.batch_size))
-    with tempfile.TemporaryDirectory(prefix="cleanba-bench-") as runs_dir:
-        steps = updates * run.plan.batch_size
-        args = dataclasses.replace(run.args, total_timesteps=steps, runs_dir=runs_dir)
-        try:
-            outcome = cast(Outcome, train(args, make_algorithm))
-        except Stopped as stopped:
-            raise Stopped(stopped.by) from None  # there is nothing to be resumed
-        return Training.of(list(read_rows(outcome.run_dir / "metrics.jsonl")))
-
-
 # ----------------------------------------------------------------------------------------------- the story
 
 
@@ -161,8 +122,8 @@ def measure_alone(run: Run, stepped: dict[Stepping, list[float]], bench: Bench, 
     calls = f"{plan.actors} × batches of {plan.inference_batch}, {run.args.compute_dtype}"
     inference = Part(calls, devices.infer(*times))
     now("learning")
-    chunks = f"{plan.num_minibatches} minibatches × {plan.chunks} chunks of {plan.chunk_rows} rows"
-    learning = Part(f"{run.algorithm.epochs} × {chunks}", devices.learn(*times))
+    minibatches = f"{run.algorithm.epochs} × {plan.num_minibatches} minibatches"
+    learning = Part(f"{minibatches}, in chunks of {plan.chunk_rows} rows", devices.learn(*times))
     now("copies")
     copies = Part(f"{plan.actors} × {plan.num_steps} steps × {plan.envs_per_actor}", devices.copy(*times))
     return {
@@ -172,43 +133,6 @@ def measure_alone(run: Run, stepped: dict[Stepping, list[float]], bench: Bench, 
         "learning": learning,
         "copies": copies,
     }
-
-
-def look_for_faster(
-    run: Run, make_algorithm: MakeAlgorithm, given: Setting, bench: Bench, rate: float, now: Now
-) -> Tuned:
-    """Each trial is a training of its own; `rate` is that of the given setting."""
-    trials = 0
-
-    def options(setting: Setting) -> list[list[Setting]]:
-        near = neighbours(setting, len(run.topology.actor_ids), cores(), free_cores())
-        return [[s for option in thing if (s := possible(run, make_algorithm, option))] for thing in near]
-
-    def rate_of(setting: Setting) -> float:
-        nonlocal trials
-        trials += 1
-        now(f"tuning, trial {trials}: {setting}")
-        changed = run._replace(args=setting.applied_to(run.args))
-        try:
-            training = measure_training(changed, make_algorithm, TRIAL * bench.train_seconds, rate)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            return 0.0  # it does not fit into the device's memory
-        return median(training.rates)
-
-    return tune(given, options, rate_of, seconds=60 * bench.tune_minutes, repeats=bench.repeats)
-
-
-def possible(run: Run, make_algorithm: MakeAlgorithm, setting: Setting) -> Setting | None:
-    """With the sizes that come of it; None if it is refused."""
-    args = setting.applied_to(run.args)
-    try:
-        plan = BatchPlan.create(args, run.topology)
-        make_algorithm(args, run.env, plan)
-    except UsageError:
-        return None
-    return Setting.of(args, plan, setting.env_threads)
 
 
 def cores() -> int:
@@ -288,6 +212,7 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
     def show(what: str | Table) -> None:
         console.print(what, soft_wrap=isinstance(what, str), highlight=False, markup=False)
 
+    load = os.getloadavg()[0]  # others may use the machine, too
     make_algorithm = ALGORITHMS[algorithm][1]
     run = make_run(args, make_algorithm)
     out = make_out(args, args.runs_dir, f"{algorithm}__{args.env_id}")
@@ -310,8 +235,16 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
         show(f"\n{shares_text(training)}\n{verdict}\n")
         tuned = None
         if args.tune:
-            rate = parts["training"].rate
-            tuned = look_for_faster(run, make_algorithm, given, args, rate, status.update)
+            tuned = tune_run(
+                run,
+                make_algorithm,
+                given,
+                seconds=60 * args.tune_minutes,
+                repeats=args.repeats,
+                trial_seconds=TRIAL * args.train_seconds,
+                expected=parts["training"].rate,
+                now=status.update,
+            )
             show(table_of_trials(tuned))
             show(f"\n{advice(tuned)}\n")
     record = {
@@ -319,6 +252,7 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
         "command": shlex.join(["cleanba", "bench", algorithm, *argv]),
         "code": code_version(),
         "machine": circumstances(run.topology),
+        "load_before": load,
         "layout": str(run.topology),
         "args": vars(args),
         "plan": run.plan._asdict(),

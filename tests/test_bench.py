@@ -7,12 +7,13 @@ import time
 import pytest
 
 from cleanba import cleanba_bench, cleanba_impala, cleanba_ppo
-from cleanba.cleanba_bench import Training, make_run, possible
+from cleanba.cleanba_bench import make_run
 from cleanba.sebulba.args import BatchPlan
 from cleanba.sebulba.bottleneck import Measured, bottleneck
 from cleanba.sebulba.ceilings import Stepping, steps_per_second, ways_to_step
 from cleanba.sebulba.topology import Topology
-from cleanba.sebulba.tune import Setting, neighbours, tune
+from cleanba.sebulba.trial import Training
+from cleanba.sebulba.tune import Setting, neighbours, possible, tune
 
 ONE_DEVICE = Topology((0,), (0,))
 GIVEN = Setting(num_actor_threads=2, local_num_envs=64, inference_batch=32, gradient_chunk=256, env_threads=7)
@@ -126,13 +127,19 @@ def test_all_of_the_actors_time_is_accounted_for():
             dict(platform="cpu", learning=625.0, inference=5000.0, environments=1000.0, training=300.0),
             {},
             {},
-            "the cores, which do everything (learning 48 %, inference 6 %, stepping environments 30 %):",
+            "bound by the cores, which do everything (alone: learning 48 %, inference 6 %, stepping env",
         ),
         (
             dict(platform="cpu", training=300.0, environments=1000.0),
             {},
             {},
             "bound by Python and waiting, 52 % of the time",
+        ),
+        (
+            dict(platform="cpu", training=300.0, environments=1000.0, learner=dict(learning=0.98)),
+            {},
+            {},
+            "bound by the cores",  # that the learner shares with the actors
         ),
     ],
 )
@@ -187,6 +194,8 @@ def test_noise_does_not_pick_the_winner():
     tuned = tune(GIVEN, options, lambda setting: next(rates), seconds=1e9, repeats=3)
     assert tuned.best != GIVEN and not tuned.is_better
     assert "keep your flags" in cleanba_bench.advice(tuned)
+    assert not tuned._replace(given_again=[100, 110, 120], best_again=[115, 118, 125]).is_better
+    assert tuned._replace(given_again=[100, 110, 120], best_again=[121, 125, 122]).is_better
 
 
 @pytest.mark.parametrize(("minutes", "trials", "again"), [(5, 1, 0), (6, 1, 0), (9, 3, 3), (20, 14, 3)])

@@ -89,23 +89,20 @@ def percent(share: float) -> str:
 
 
 def _of_cores(measured: Measured) -> str:
-    """The same cores step, act and learn, so their times add up, up to what Python and waiting take."""
-    shares = {
+    """The same cores step, act and learn, so that their times add up. What is missing is lost to sharing the
+    cores or, if the learner has little to do, to Python."""
+    alone = {
         "learning": measured.training / measured.learning,
         "inference": measured.training / measured.inference,
         "stepping environments": measured.training / measured.environments,
     }
-    rest = 1 - sum(shares.values())
-    listed = ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
-    if rest > max(shares.values()):
-        return (
-            f"bound by Python and waiting, {percent(rest)} of the time ({listed}): with more "
-            "`--local-num-envs` a call does more"
-        )
-    return (
-        f"bound by the cores, which do everything ({listed}): a GPU or more cores help, or a smaller "
-        "`--network`"
-    )
+    rest = 1 - sum(alone.values())
+    shares = ", ".join(f"{name} {percent(share)}" for name, share in alone.items())
+    if rest > max(alone.values()) and measured.learner["learning"] < 0.5:
+        more = "with more `--local-num-envs` a call does more"
+        return f"bound by Python and waiting, {percent(rest)} of the time ({shares}): {more}"
+    help_by = "a GPU or more cores help, or a smaller `--network`"
+    return f"bound by the cores, which do everything (alone: {shares} of the time): {help_by}"
 
 
 def _learn_faster(args: RunArgs) -> str:

@@ -14,7 +14,13 @@ from cleanba.sebulba.algorithm import Algorithm
 from cleanba.sebulba.args import BatchPlan, RunArgs
 from cleanba.sebulba.envs import Envs, EnvSpec, env_seeds
 from cleanba.sebulba.learner import PER_LEARNER, Learner, on_device
-from cleanba.sebulba.rollout import RolloutBuffer, env_ids_of_actors, env_ids_of_columns, put_on_learners
+from cleanba.sebulba.rollout import (
+    Rollout,
+    RolloutBuffer,
+    env_ids_of_actors,
+    env_ids_of_columns,
+    put_on_learners,
+)
 from cleanba.sebulba.topology import Topology
 
 Work = Callable[[], int]  # does some steps, and returns how many
@@ -66,7 +72,8 @@ class Stepping(NamedTuple):
 
     def __str__(self) -> str:
         how = "sync" if self.batch == self.envs else f"async by {self.batch}"
-        return f"{self.pools} × {self.envs} {how}, {self.threads} thread{'s' * (self.threads > 1)} each"
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}{' each' * (self.pools > 1)}"
+        return f"{self.pools} × {self.envs} {how}, {threads}"
 
 
 def ways_to_step(plan: BatchPlan, threads: int, cores: int, free_cores: int) -> list[Stepping]:
@@ -182,7 +189,7 @@ class Devices:
         self._learner.update(self._state, rollouts, self._columns, number)
         return time.perf_counter() - start
 
-    def _shard(self):
+    def _shard(self) -> Rollout:
         return self._rollout.shard_over_envs(self._mesh, self._devices)
 
 

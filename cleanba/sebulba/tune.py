@@ -1,12 +1,19 @@
 """Looking for settings that make a run faster and leave its environments and its batch as they are."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
-from cleanba.sebulba.args import Args, BatchPlan, flag
+import jax
+
+from cleanba.sebulba.args import Args, BatchPlan, UsageError, flag
+from cleanba.sebulba.ceilings import Run
+from cleanba.sebulba.envs import free_cores
+from cleanba.sebulba.train import MakeAlgorithm
+from cleanba.sebulba.trial import measure_training
 
 
 class Setting(NamedTuple):
@@ -125,3 +132,51 @@ def search(
                     break
                 best = leader
     return tried
+
+
+# ------------------------------------------------------------------------------------------------- of runs
+
+
+def tune_run(
+    run: Run,
+    make_algorithm: MakeAlgorithm,
+    given: Setting,
+    *,
+    seconds: float,
+    repeats: int,
+    trial_seconds: float,
+    expected: float,  # steps per second
+    now: Callable[[str], None],  # shows what is being done
+) -> Tuned:
+    """Each trial is a training of its own."""
+    trials, cores = 0, len(os.sched_getaffinity(0))
+
+    def options(setting: Setting) -> list[list[Setting]]:
+        near = neighbours(setting, len(run.topology.actor_ids), cores, free_cores())
+        return [[s for option in thing if (s := possible(run, make_algorithm, option))] for thing in near]
+
+    def rate_of(setting: Setting) -> float:
+        nonlocal trials
+        trials += 1
+        now(f"tuning, trial {trials}: {setting}")
+        changed = run._replace(args=setting.applied_to(run.args))
+        try:
+            training = measure_training(changed, make_algorithm, trial_seconds, expected)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return 0.0  # it does not fit into the device's memory
+        return median(training.rates)
+
+    return tune(given, options, rate_of, seconds=seconds, repeats=repeats)
+
+
+def possible(run: Run, make_algorithm: MakeAlgorithm, setting: Setting) -> Setting | None:
+    """With the sizes that come of it; None if it is refused."""
+    args = setting.applied_to(run.args)
+    try:
+        plan = BatchPlan.create(args, run.topology)
+        make_algorithm(args, run.env, plan)
+    except UsageError:
+        return None
+    return Setting.of(args, plan, setting.env_threads)
