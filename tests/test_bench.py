@@ -87,6 +87,10 @@ def test_all_of_the_actors_time_is_accounted_for():
     assert time_of == pytest.approx(
         dict(environment=0.5, inference=0.05, queueing=0.15, handover=0.1, waiting=0.1, python=0.1)
     )
+    time_of = FAST._replace(actor=FAST.actor | dict(inference=0.55)).time_of_actors()  # 125 % in all
+    assert time_of == pytest.approx(
+        dict(environment=0.4, inference=0.05, queueing=0.39, handover=0.08, waiting=0.08, python=0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,17 +113,22 @@ def test_all_of_the_actors_time_is_accounted_for():
         ),
         (
             {},
-            dict(inference=0.36),
+            dict(inference=0.36, environment=0.4),
             {},
             "actors wait 31 % for the GPU, which learns: lower `--gradient-chunk`",
         ),
         (
             {},
-            dict(inference=0.36),
+            dict(inference=0.36, environment=0.4),
             dict(learner_device_ids=(1,)),
             "actors wait 31 % for the GPU, which they share: lower `--num-actor-threads` (now 2)",
         ),
-        (dict(inference=1000.0), dict(inference=0.4), {}, "inference takes 40 % of the actors' time"),
+        (
+            dict(inference=1000.0),
+            dict(inference=0.4, environment=0.4),
+            {},
+            "inference takes 40 % of the actors' time",
+        ),
         ({}, dict(handover=0.3), {}, "copies to the learners take 30 % of the actors' time"),
         ({}, dict(environment=0.3), {}, "Python takes 40 % of the actors' time"),
         (dict(environments=600.0), {}, {}, "environments are stepped at 60 % of their ceiling: step them as"),
@@ -136,10 +145,16 @@ def test_all_of_the_actors_time_is_accounted_for():
             "bound by Python and waiting, 52 % of the time",
         ),
         (
+            dict(platform="cpu", training=300.0, inference=400.0),
+            {},
+            {},
+            "fewer `--num-actor-threads` (now 2) with more environments each, and so larger batches, help",
+        ),
+        (
             dict(platform="cpu", training=300.0, environments=1000.0, learner=dict(learning=0.98)),
             {},
             {},
-            "bound by the cores",  # that the learner shares with the actors
+            "stepping environments 30 % of the time): more cores help",  # which the learner shares
         ),
     ],
 )

@@ -22,14 +22,16 @@ class Measured(NamedTuple):
 
     def time_of_actors(self) -> dict[str, float]:
         """All of it. Inference takes longer than alone where others use the device: that is queueing."""
-        alone = min(self.actor["inference"], self.training / self.inference)
+        total = max(1.0, sum(self.actor.values()))  # medians may add up to more than all
+        share = {name: part / total for name, part in self.actor.items()}
+        alone = min(share["inference"], self.training / self.inference)
         return {
-            "environment": self.actor["environment"],
+            "environment": share["environment"],
             "inference": alone,
-            "queueing": self.actor["inference"] - alone,
-            "handover": self.actor["handover"],
-            "waiting": self.actor["waiting"],
-            "python": max(0.0, 1 - sum(self.actor.values())),
+            "queueing": share["inference"] - alone,
+            "handover": share["handover"],
+            "waiting": share["waiting"],
+            "python": 1 - sum(share.values()),
         }
 
 
@@ -39,7 +41,7 @@ def bottleneck(measured: Measured, args: RunArgs) -> str:
     if reached >= NEAR:
         return f"environment-bound, {percent(reached)}: more cores help, nothing else does"
     if measured.platform == "cpu":
-        return _of_cores(measured)
+        return _of_cores(measured, args)
     times = measured.time_of_actors()
     in_environments = times.pop("environment")
     worst = max(times, key=lambda name: times[name])
@@ -88,7 +90,7 @@ def percent(share: float) -> str:
     return f"{share:,.0%}".replace("%", " %")
 
 
-def _of_cores(measured: Measured) -> str:
+def _of_cores(measured: Measured, args: RunArgs) -> str:
     """The same cores step, act and learn, so that their times add up. What is missing is lost to sharing the
     cores or, if the learner has little to do, to Python."""
     alone = {
@@ -101,8 +103,13 @@ def _of_cores(measured: Measured) -> str:
     if rest > max(alone.values()) and measured.learner["learning"] < 0.5:
         more = "with more `--local-num-envs` a call does more"
         return f"bound by Python and waiting, {percent(rest)} of the time ({shares}): {more}"
-    help_by = "a GPU or more cores help, or a smaller `--network`"
-    return f"bound by the cores, which do everything (alone: {shares} of the time): {help_by}"
+    advice = {
+        "learning": "a GPU or more cores help, or a smaller `--network`",
+        "inference": f"fewer {_now(args, 'num_actor_threads')} with more environments each, and so larger "
+        "batches, help, or a GPU",
+        "stepping environments": "more cores help",
+    }[max(alone, key=lambda name: alone[name])]
+    return f"bound by the cores, which do everything (alone: {shares} of the time): {advice}"
 
 
 def _learn_faster(args: RunArgs) -> str:
