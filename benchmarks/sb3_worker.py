@@ -1,4 +1,4 @@
-"""Time Stable-Baselines3's PPO on EnvPool's Breakout. against_sb3.py runs this inside `.venv-sb3`.
+"""Time Stable-Baselines3's PPO on EnvPool's Breakout. against_others.py runs this inside `.venv-sb3`.
 
 The last line of the output is a JSON object: the median rate over the iterations, the rate over all of them.
 """
@@ -13,27 +13,13 @@ import envpool
 import stable_baselines3
 import torch
 import torch.nn.functional as F
+from atari import ATARI
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
-
-ATARI = dict(  # as Cleanba's preset "machado"
-    stack_num=4,
-    img_height=84,
-    img_width=84,
-    gray_scale=True,
-    frame_skip=4,
-    reward_clip=True,
-    full_action_space=True,
-    repeat_action_probability=0.25,
-    noop_max=1,
-    episodic_life=False,
-    use_fire_reset=True,
-    max_episode_steps=27_000,
-)
 
 
 class EnvPoolVecEnv(VecEnv):

@@ -1,0 +1,231 @@
+"""Training speed of Cleanba's PPO against other frameworks, on the same cores and the same environments.
+
+    python benchmarks/against_others.py [--repeats 3] [--seconds 30] [--out others.json]
+
+The rivals are Stable-Baselines3 (SB3), with the same networks, and Sample Factory's APPO, with its own image
+encoder. All train on EnvPool's Breakout with 8 environments x 32 steps, 4 epochs x 4 minibatches, without a
+GPU. The runs take turns, so that a slow minute of the machine meets all; only the ratios mean anything
+elsewhere. Each rival lives in a virtual environment of its own, which this script makes on first use. A rate
+is the median over a run's updates, each timed from start to start, rollout included, without start-up and
+compilation. Rounds that other processes disturbed do not count if there are quiet ones: torch suffers far
+more from them than JAX.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+REPO = Path(__file__).resolve().parents[1]
+BENCHMARKS = REPO / "benchmarks"
+
+NUM_ENVS, NUM_STEPS = 8, 32
+STEPS_PER_UPDATE = NUM_ENVS * NUM_STEPS
+SHARED_FLAGS = [
+    "--env-id=Breakout-v5",
+    f"--num-steps={NUM_STEPS}",
+    "--update-epochs=4",
+    "--num-minibatches=4",
+]
+WARMUP_UPDATES = 2  # Cleanba's: the first compiles, the second may still
+QUIET = 0.05  # of the cores, for others; when they took half, SB3 fell to a tenth, Cleanba to a half
+
+
+class Rival(NamedTuple):
+    name: str
+    venv: Path
+    worker: Path  # what runs in there
+    packages: tuple[str, ...]
+
+    @property
+    def python(self) -> Path:
+        return self.venv / "bin" / "python"
+
+
+TORCH = "torch==2.13.0"  # installed first and by itself, else the rivals draw in the CUDA build
+SB3 = Rival(
+    name="SB3",
+    venv=REPO / ".venv-sb3",
+    worker=BENCHMARKS / "sb3_worker.py",
+    packages=("stable-baselines3==2.9.2", "envpool==1.2.0"),
+)
+APPO = Rival(
+    name="APPO",
+    venv=REPO / ".venv-sf",
+    worker=BENCHMARKS / "sf_worker.py",
+    packages=(
+        "sample-factory==2.1.1",
+        "signal-slot-mp==1.0.5",
+        "faster-fifo==1.5.2",
+        "gymnasium==0.29.1",
+        "numpy==1.26.4",
+        "envpool==1.2.0",
+    ),
+)
+
+
+class Contest(NamedTuple):
+    rival: Rival
+    rival_flags: list[str]
+    cleanba_flags: list[str]
+    target: float  # least Cleanba / rival
+    variants: tuple[str, ...] = ("",)  # further flags of Cleanba; each is measured
+
+
+NATURE = ["--network=nature", "--hiddens=512"]
+CONTESTS = {
+    "sb3-nature": Contest(SB3, ["--network=nature"], NATURE, target=1.15),
+    # torch's convolution gradients are twice as fast as XLA's on CPUs
+    "sb3-impala": Contest(SB3, ["--network=impala"], ["--network=impala", "--hiddens=256"], target=0.7),
+    # APPO acts while it learns; so does Cleanba with --concurrency
+    "appo": Contest(APPO, [], NATURE, target=1.0, variants=("", "--concurrency")),
+}
+
+
+def make_venv(rival: Rival) -> None:
+    if not rival.python.exists():
+        print(f"Making {rival.venv}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", rival.venv], check=True)
+    for packages in ([TORCH], rival.packages):  # nothing where they are installed; mends an interrupted start
+        subprocess.run([rival.python, "-m", "pip", "install", "--quiet", *packages], check=True)
+
+
+def run(command: list) -> tuple[str, float]:
+    """The command's output, and which part of the cores other processes used meanwhile."""
+    start, busy, own = time.perf_counter(), core_seconds(), os.times()
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=REPO,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        sys.exit(f"{done.stdout}{done.stderr}\nfailed: {' '.join(done.args)}")
+    wall, busy = time.perf_counter() - start, core_seconds() - busy
+    now = os.times()
+    child = now.children_user - own.children_user + now.children_system - own.children_system
+    return done.stdout, max(0.0, (busy - child) / (wall * len(os.sched_getaffinity(0))))
+
+
+def core_seconds() -> float:
+    """Time that our cores were not idle since boot, whoever used them."""
+    ours = {f"cpu{i}" for i in os.sched_getaffinity(0)}
+    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    # user nice system idle iowait irq softirq steal
+    ticks = sum(sum(map(int, line[1:4] + line[6:9])) for line in lines if line[0] in ours)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def run_rival(contest: Contest, seconds: float) -> dict:
+    rival = contest.rival
+    flags = [*contest.rival_flags, f"--num-envs={NUM_ENVS}", f"--seconds={seconds}", *SHARED_FLAGS]
+    output, others = run([rival.python, rival.worker, *flags])
+    return json.loads(output.splitlines()[-1]) | {"others": others}
+
+
+def run_cleanba(flags: list[str], updates: int) -> dict:
+    with tempfile.TemporaryDirectory() as runs_dir:
+        flags = [
+            *SHARED_FLAGS,
+            "--atari-preset=machado",
+            f"--local-num-envs={NUM_ENVS}",
+            "--num-actor-threads=1",
+            f"--total-timesteps={STEPS_PER_UPDATE * (WARMUP_UPDATES + updates)}",
+            f"--runs-dir={runs_dir}",
+            *flags,
+        ]
+        _, others = run([sys.executable, "cleanba/cleanba_ppo.py", *flags])
+        (metrics,) = Path(runs_dir).rglob("metrics.jsonl")
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rates = [row["charts/SPS_update"] for row in rows if "charts/SPS_update" in row][WARMUP_UPDATES:]
+    return {
+        "steps_per_second": median(rates),
+        "steps_per_second_overall": len(rates) / sum(1 / rate for rate in rates),
+        "updates": len(rates),
+        "others": others,
+    }
+
+
+def play(contest: Contest, seconds: float) -> dict[str, dict]:
+    """One round: the rival, then every variant of Cleanba for about as long."""
+    rival = run_rival(contest, seconds)
+    expected = rival["steps_per_second"] * contest.target
+    updates = max(3, round(seconds * expected / STEPS_PER_UPDATE))
+    results = {contest.rival.name: rival}
+    for variant in contest.variants:
+        results[title(variant)] = run_cleanba([*contest.cleanba_flags, *variant.split()], updates)
+    return results
+
+
+def title(variant: str) -> str:
+    return f"Cleanba {variant}".strip()
+
+
+def is_quiet(results: dict[str, dict]) -> bool:
+    return all(result["others"] <= QUIET for result in results.values())
+
+
+def report(contest: str, results: dict[str, dict]) -> None:
+    for name, result in results.items():
+        warning = "" if result["others"] <= QUIET else f"  (others used {result['others']:.0%} of the cores)"
+        rate, updates = result["steps_per_second"], result["updates"]
+        print(f"{contest:12}{name:22}{rate:8.1f} steps/s over {updates} updates{warning}", flush=True)
+
+
+def summary(contest: str, variant: str, rounds: list[dict[str, dict]]) -> dict:
+    rival, target = CONTESTS[contest].rival.name, CONTESTS[contest].target
+    quiet = [results for results in rounds if is_quiet(results)]
+    theirs, ours = (
+        median(results[name]["steps_per_second"] for results in quiet or rounds)
+        for name in (rival, title(variant))
+    )
+    return {
+        "contest": contest,
+        "ours": title(variant),
+        "rival": theirs,
+        "cleanba": ours,
+        "ratio": ours / theirs,
+        "target": target,
+        "quiet": len(quiet),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of every contest, taking turns")
+    parser.add_argument("--seconds", type=float, default=30, help="about how long each run is measured")
+    parser.add_argument("--cores", type=int, default=2, help="all are pinned to this many")
+    parser.add_argument("--contests", nargs="+", choices=CONTESTS, default=list(CONTESTS))
+    parser.add_argument("--out", type=Path, help="also write the results here, as JSON")
+    args = parser.parse_args()
+
+    for rival in {CONTESTS[name].rival for name in args.contests}:
+        make_venv(rival)
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])  # the children inherit it
+    rounds: dict[str, list[dict]] = {name: [] for name in args.contests}
+    for _ in range(args.repeats):
+        for name in args.contests:
+            rounds[name].append(play(CONTESTS[name], args.seconds))
+            report(name, rounds[name][-1])
+
+    table = [
+        summary(name, variant, rounds[name]) for name in args.contests for variant in CONTESTS[name].variants
+    ]
+    print(f"\nsteps/s, median\n{'':34}{'rival':>8}{'Cleanba':>9}{'ratio':>7}{'target':>8}  quiet rounds")
+    for row in table:
+        print("{contest:12}{ours:22}{rival:8.1f}{cleanba:9.1f}{ratio:7.2f}{target:8}".format(**row), end="")
+        print(f"  {row['quiet']} of {args.repeats}{'' if row['quiet'] else ': do not trust this row'}")
+    if args.out:
+        results = {"cores": args.cores, "results": table, "rounds": rounds}
+        args.out.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Time Sample Factory's APPO on EnvPool's Breakout. against_others.py runs this inside `.venv-sf`.
+
+The last line of the output is a JSON object: the median rate over the iterations, the rate over all of them,
+and what shows that every sample collected was trained on in every epoch. Flags that this script does not know
+go to Sample Factory and override its configuration here, e.g. `--serial_mode=True --async_rl=False`.
+"""
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import time
+from functools import partial
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import envpool
+import gymnasium
+import torch
+from atari import ATARI
+from sample_factory.algo.runners.runner import AlgoObserver
+from sample_factory.algo.utils.misc import TRAIN_STATS, ExperimentStatus
+from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
+from sample_factory.envs.env_utils import register_env
+from sample_factory.model.actor_critic import create_actor_critic
+from sample_factory.train import make_runner
+
+CONFIGURATION = dict(
+    env_frameskip=1,  # EnvPool skips frames itself, and we count steps
+    batched_sampling=True,
+    num_workers=1,
+    num_envs_per_worker=1,  # pools per worker
+    worker_num_splits=1,
+    serial_mode=False,
+    async_rl=True,
+    use_rnn=False,
+    normalize_input=False,  # this and the next two as in Sample Factory's example for EnvPool's Atari
+    normalize_returns=False,
+    obs_scale=255.0,
+    nonlinearity="relu",
+    device="cpu",
+)
+
+
+class Pool(gymnasium.Env):
+    """An EnvPool as Sample Factory wants it: a multi-agent environment.
+
+    EnvPool resets one step late: the observation that comes with `done` is the true final one, and the next
+    row is a reset that ignored its action. Sample Factory trains on such rows, no slower for it.
+    """
+
+    is_multiagent = True
+
+    def __init__(self, env_id: str, num_envs: int, seed: int):
+        self.pool = envpool.make(env_id, env_type="gymnasium", num_envs=num_envs, seed=seed, **ATARI)
+        self.num_agents = num_envs
+        self.observation_space, self.action_space = self.pool.observation_space, self.pool.action_space
+
+    def reset(self, seed=None, options=None):
+        return self.pool.reset()[0], {}
+
+    def step(self, actions):
+        return *self.pool.step(actions)[:4], {}
+
+    def close(self):
+        self.pool.close()
+
+
+def make_pool(num_envs: int, env_id: str, cfg, env_config, render_mode=None) -> Pool:
+    index = env_config.env_id if env_config else 0
+    return Pool(env_id, num_envs // (cfg.num_workers * cfg.num_envs_per_worker), seed=cfg.seed + index)
+
+
+class IterationClock(AlgoObserver):
+    """Marks the end of every training iteration; ends the run when `seconds` were measured."""
+
+    def __init__(self, seconds: float, warmup: int = 3, at_least: int = 3):
+        self.seconds, self.warmup, self.at_least = seconds, warmup, at_least
+        self.marks: list[tuple[float, int]] = []  # when, and how many steps were trained on by then
+        self.lag = 0  # largest number of optimizer steps between acting and learning that was reported
+        self.valid = 1.0  # smallest part of a minibatch that was not too stale to be trained on
+
+    def on_init(self, runner):
+        # register_policy_msg_handler() would put it in the place of the list
+        runner.policy_msg_handlers[TRAIN_STATS].append(self.on_train_stats)
+
+    def on_train_stats(self, runner, message, policy_id):
+        stats = message[TRAIN_STATS]
+        self.lag = max(self.lag, stats["version_diff_max"])
+        self.valid = min(self.valid, stats["valids_fraction"])
+
+    def on_training_step(self, runner, training_iteration_since_resume):
+        self.marks.append((time.perf_counter(), runner.env_steps[0]))
+        measured = self.measured()
+        if len(measured) > self.at_least and measured[-1][0] - measured[0][0] >= self.seconds:
+            runner.cfg.train_for_env_steps = 0
+
+    def measured(self) -> list[tuple[float, int]]:
+        return self.marks[self.warmup :]
+
+
+def configure(argv: list[str], defaults: dict):
+    parser, _ = parse_sf_args(argv)
+    parser.set_defaults(**defaults)
+    return parse_full_cfg(parser, argv)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--env-id", default="Breakout-v5")
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--num-steps", type=int, default=32)
+    parser.add_argument("--update-epochs", type=int, default=4)
+    parser.add_argument("--num-minibatches", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    args, overrides = parser.parse_known_args()
+
+    register_env(args.env_id, partial(make_pool, args.num_envs))
+    clock = IterationClock(args.seconds)
+    with tempfile.TemporaryDirectory() as train_dir:
+        sizes = dict(
+            rollout=args.num_steps,
+            batch_size=args.num_envs * args.num_steps // args.num_minibatches,
+            num_batches_per_epoch=args.num_minibatches,
+            num_epochs=args.update_epochs,
+            seed=args.seed,
+        )
+        flags = [f"--env={args.env_id}", f"--train_dir={train_dir}", *overrides]
+        cfg, runner = make_runner(configure(flags, CONFIGURATION | sizes))
+        runner.register_observer(clock)
+        status = runner.init()
+        if status == ExperimentStatus.SUCCESS:
+            status = runner.run()
+        if status != ExperimentStatus.SUCCESS:
+            for process in multiprocessing.active_children():  # else they go on, and we wait for them
+                process.terminate()
+            raise SystemExit(f"Sample Factory ended with status {status}")
+        (checkpoint,) = Path(train_dir).rglob("checkpoint_*.pth")
+        optimizer_steps, trained = map(int, checkpoint.stem.split("_")[1:])
+
+    measured = clock.measured()
+    (begin, first), (end, last) = measured[0], measured[-1]
+    network = create_actor_critic(cfg, runner.env_info.obs_space, runner.env_info.action_space)
+    result = {
+        "steps_per_second": median((n1 - n0) / (t1 - t0) for (t0, n0), (t1, n1) in pairwise(measured)),
+        "steps_per_second_overall": (last - first) / (end - begin),
+        "updates": len(measured) - 1,
+        "samples": {"collected": sum(runner.samples_collected), "trained": trained},
+        "epochs": optimizer_steps * cfg.batch_size / trained,  # fewer than asked for: it stopped early
+        "least_valid": clock.valid,
+        "largest_lag": clock.lag,
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "versions": {"sample_factory": version("sample-factory"), "torch": torch.__version__},
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
