@@ -1,8 +1,10 @@
 """Time Sample Factory's APPO on EnvPool's Breakout. against_others.py runs this inside `.venv-sf`.
 
 The last line of the output is a JSON object: the median rate over the iterations, the rate over all of them,
-and what shows that every sample collected was trained on in every epoch. Flags that this script does not know
-go to Sample Factory and override its configuration here, e.g. `--serial_mode=False --async_rl=True`.
+and what would show stale samples dropped (`least_valid`, of the minibatches that Sample Factory reports on)
+or epochs left out. Its count of collected samples is some seconds old, so it may be below the trained ones.
+Flags that this script does not know go to Sample Factory and override its configuration here, e.g.
+`--serial_mode=False --async_rl=True`.
 """
 
 import argparse
@@ -30,16 +32,16 @@ from sample_factory.train import make_runner
 CONFIGURATION = dict(
     env_frameskip=1,  # EnvPool skips frames itself, and we count steps
     batched_sampling=True,
-    # The fastest found for two cores. Steps/s there, when quiet: serial 287 and 317, serial and async_rl 316;
-    # asynchronous in processes, which leave the learner one thread: 1 worker 255 and 263, 2 workers 255,
-    # 1 worker with 2 splits 229.
+    # The fastest found for two cores, by runs of 6 s. Steps/s: serial 287 and 317, serial with async_rl 316;
+    # asynchronous in processes, which leave the learner one thread: 1 worker 255 and 263, 1 worker with
+    # 2 splits 229, 2 workers 255 (while others used 9 % of the cores; 1 % in all the rest).
     serial_mode=True,
     async_rl=False,
     num_workers=1,
     num_envs_per_worker=1,  # pools per worker
     worker_num_splits=1,
     use_rnn=False,
-    normalize_input=False,  # this and the next two as in Sample Factory's example for EnvPool's Atari
+    normalize_input=False,  # this and the next three as in Sample Factory's example for EnvPool's Atari
     normalize_returns=False,
     obs_scale=255.0,
     nonlinearity="relu",
