@@ -19,6 +19,7 @@ from cleanba.sebulba.args import BatchPlan, UsageError, file_name, flag, parse_a
 from cleanba.sebulba.bottleneck import Measured, bottleneck, percent
 from cleanba.sebulba.ceilings import Devices, Run, Stepping, step_environments, ways_to_step
 from cleanba.sebulba.command import command, need_extra, say
+from cleanba.sebulba.compilation import keep_compiled
 from cleanba.sebulba.determinism import circumstances, make_deterministic
 from cleanba.sebulba.envs import env_spec, env_threads, free_cores
 from cleanba.sebulba.files import write_whole
@@ -103,6 +104,7 @@ def make_run(args: PPOArgs | ImpalaArgs, make_algorithm: MakeAlgorithm) -> Run:
     for name in NOT_HERE:
         if getattr(args, name):
             raise UsageError(f"{flag(name)} has no place in a benchmark of one process; leave it out")
+    keep_compiled()
     if args.deterministic:
         make_deterministic()
     topology = Topology(args.actor_device_ids, args.learner_device_ids).check_ids()
@@ -220,7 +222,8 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
     title = f"{algorithm} on {args.env_id}  ·  {run.topology} on {device.device_kind}, {cores()} cores"
     show(f"{title}\n")
     with console.status("environments", refresh_per_second=2) as status:  # the cores have other things to do
-        ways = ways_to_step(run.plan, env_threads(args, run.plan.actors), cores(), free_cores())
+        threads = env_threads(args, run.plan.actors, background=device.platform != "cpu")
+        ways = ways_to_step(run.plan, threads, cores(), free_cores())
         stepped = step_environments(run, ways, args.seconds, args.repeats)
         parts = measure_alone(run, stepped, args, status.update)
         status.update("training")
@@ -229,7 +232,7 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
         parts["training"] = Part(f"{len(training.rates)} updates", training.rates)
         rates = {name: part.rate for name, part in parts.items() if name in Measured._fields}
         measured = Measured(**rates, actor=training.actor, learner=training.learner, platform=device.platform)
-        given = Setting.of(args, run.plan, env_threads(args, run.plan.actors))
+        given = Setting.of(args, run.plan, threads)
         verdict = bottleneck(measured, given.applied_to(args))
         show(table_of_parts(parts))
         show(f"\n{shares_text(training)}\n{verdict}\n")

@@ -13,7 +13,9 @@ import numpy as np
 from cleanba.sebulba.algorithm import Algorithm
 from cleanba.sebulba.args import BatchPlan, RunArgs
 from cleanba.sebulba.envs import Envs, EnvSpec, env_seeds
+from cleanba.sebulba.frames import Sight
 from cleanba.sebulba.learner import PER_LEARNER, Learner, on_device
+from cleanba.sebulba.networks import pack
 from cleanba.sebulba.rollout import (
     Rollout,
     RolloutBuffer,
@@ -145,17 +147,18 @@ class Devices:
     def infer(self, seconds: float, repeats: int) -> list[float]:
         """From observations on the host to actions on the host, one thread per actor."""
         run, plan = self._run, self._plan
-        act = jax.jit(partial(run.algorithm.act, self._act_key))
+        act = jax.jit(lambda *seen: pack(run.algorithm.act(self._act_key, *seen)))
         devices = [d for d in run.topology.actor_devices() for _ in range(run.args.num_actor_threads)]
         obs = random_obs(run.env, plan.inference_batch, np.random.default_rng(run.args.seed))
-        steps = np.zeros(plan.inference_batch, np.int32)
+        envs, steps = np.arange(plan.inference_batch, dtype=np.int32), np.ones(plan.inference_batch, np.int32)
 
         def choose(device: jax.Device, env_id: np.ndarray) -> Work:
             params, env_id = on_device(self._state.params, device), env_id[: plan.inference_batch]
+            sight = Sight(run.env, plan.envs_per_actor, device)
 
             def work() -> int:
                 calls = plan.env_batch // plan.inference_batch
-                jax.device_get([act(params, obs, env_id, steps) for _ in range(calls)])
+                jax.device_get([act(params, *sight(envs, obs, steps, env_id, steps)) for _ in range(calls)])
                 return plan.env_batch
 
             return work
@@ -197,8 +200,10 @@ def made_up_rollout(plan: BatchPlan, env: EnvSpec) -> RolloutBuffer:
     rng = np.random.default_rng(0)
     buffer = RolloutBuffer(plan, env)
     envs = np.arange(plan.envs_per_actor)
-    for t in range(plan.num_steps + 1):
+    for t in range(1 - env.stack, plan.num_steps + 1):  # below 0: frames from before
         buffer.write(np.full_like(envs, t), envs, obs=random_obs(env, len(envs), rng))
+    for t in range(plan.num_steps + 1):
+        buffer.write(np.full_like(envs, t), envs, age=np.full_like(envs, env.stack - 1))
     for t in range(plan.num_steps):
         buffer.write(
             np.full_like(envs, t),
@@ -215,7 +220,8 @@ def made_up_rollout(plan: BatchPlan, env: EnvSpec) -> RolloutBuffer:
 
 
 def random_obs(env: EnvSpec, rows: int, rng: np.random.Generator) -> np.ndarray:
-    shape = (rows, *env.obs_shape)
+    """Of stacked frames the newest."""
+    shape = (rows, *(env.obs_shape if env.stack == 1 else env.obs_shape[1:]))
     if env.obs_dtype.kind == "f":
         return rng.standard_normal(shape).astype(env.obs_dtype)
     return rng.integers(128, size=shape, dtype=np.uint8).astype(env.obs_dtype)

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cleanba.sebulba.algorithm import Algorithm, Batch, Loss, Params, Slots
 from cleanba.sebulba.args import BatchPlan
 from cleanba.sebulba.channel import Precedence
+from cleanba.sebulba.compilation import compiler_options
 from cleanba.sebulba.files import tensor_names
 from cleanba.sebulba.frames import Frames, stack_up
 from cleanba.sebulba.rollout import OVER_ENVS, NotFinite, Rollout, put_on_learners
@@ -67,7 +68,8 @@ class Totals(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """What must be finite in an optimizer step, in the order in which it goes bad."""
+    """What must be finite in an optimizer step, in the order in which it goes bad. Of a tensor one number is
+    looked at, which is not finite if one of its entries is not."""
 
     loss: dict[str, Any]
     gradient: Params
@@ -97,7 +99,8 @@ class Learner:
         self.stop = False  # a wish, which travels with the gradients: all processes learn of it together
 
         def program(function, in_specs, out_specs):
-            return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs))
+            sharded = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+            return jax.jit(sharded, compiler_options=compiler_options())
 
         same, cut, each = REPLICATED, OVER_ENVS, PER_LEARNER
         self._prepare = program(self._prepare_batch, (same, cut), cut)
@@ -228,8 +231,11 @@ class Learner:
             gradient = jax.tree.map(lambda g: g / denominator, gradient)
         direction, opt_state = self._algorithm.optimizer.update(gradient, state.opt_state, state.params)
         params = jax.tree.map(lambda p, d: p - learning_rate * d, state.params, direction)
-        checked = jax.tree.leaves(Checked(sums.metrics, gradient, optax.tree.norm(gradient), params))
-        bad = [~jnp.all(jnp.isfinite(x)) for x in checked]
+        squares = jax.tree.map(
+            partial(optax.tree.norm, squared=True), gradient
+        )  # the clipping needs them, too
+        checked = Checked(sums.metrics, squares, optax.tree.norm(gradient), jax.tree.map(jnp.sum, params))
+        bad = ~jnp.isfinite(jnp.stack(jax.tree.leaves(checked)))
         told = jnp.stack([*jax.tree.leaves(sums.metrics), sums.rows, wishes, *bad])
         return LearnerState(params, opt_state), told
 

@@ -22,7 +22,7 @@ from cleanba.sebulba.args import BatchPlan, RunArgs, given_flags, parse_args
 from cleanba.sebulba.channel import Channel, ChannelClosed, Precedence
 from cleanba.sebulba.checkpoint import Keeper, Saved
 from cleanba.sebulba.command import Ended, Stopped, command, no_more_stops, stopping_gently
-from cleanba.sebulba.compilation import keep_compiled
+from cleanba.sebulba.compilation import compiler_options, keep_compiled
 from cleanba.sebulba.determinism import make_deterministic
 from cleanba.sebulba.envs import RESUMED, Envs, EnvSpec, env_seeds, env_spec, env_threads
 from cleanba.sebulba.finish import check_wishes, finish, keep_model, share, surviving
@@ -279,7 +279,7 @@ def make_crew(setup: Setup, job: Job, cleanup: ExitStack, profiler: Profiler | N
     key = jax.random.wrap_key_data(saved.key) if saved else jax.random.key(args.seed)
     init_key, act_key, minibatch_key = jax.random.split(key, 3)
     mesh, learner_devices = topology.learner_mesh(), topology.learner_devices()
-    act = jax.jit(lambda *seen: pack(algorithm.act(act_key, *seen)))
+    act = jax.jit(lambda *seen: pack(algorithm.act(act_key, *seen)), compiler_options=compiler_options())
     precedence = Precedence()
     on_accelerator = jax.default_backend() != "cpu"  # otherwise the environments share cores with the network
     actor_devices = [d for d in topology.actor_devices() for _ in range(args.num_actor_threads)]
