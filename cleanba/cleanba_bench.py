@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shlex
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -137,6 +139,14 @@ def measure_alone(run: Run, stepped: dict[Stepping, list[float]], bench: Bench, 
     }
 
 
+def peak_memory(device: jax.Device) -> dict[str, float]:
+    """GiB since the process began."""
+    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    if stats := device.memory_stats():  # CPUs have none
+        peak["device"] = stats["peak_bytes_in_use"]
+    return {where: size / 2**30 for where, size in peak.items()}
+
+
 def cores() -> int:
     return len(os.sched_getaffinity(0))
 
@@ -235,7 +245,9 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
         given = Setting.of(args, run.plan, threads)
         verdict = bottleneck(measured, given.applied_to(args))
         show(table_of_parts(parts))
-        show(f"\n{shares_text(training)}\n{verdict}\n")
+        memory = peak_memory(device)
+        used = ", ".join(f"{gib:.1f} GiB of the {where}'s" for where, gib in memory.items())
+        show(f"\n{shares_text(training)}\nmemory at its peak: {used}\n{verdict}\n")
         tuned = None
         if args.tune:
             tuned = tune_run(
@@ -267,6 +279,7 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
         "actor_time": measured.time_of_actors(),
         "learner_time": training.learner,
         "bottleneck": verdict,
+        "peak_gib": memory,
         "tune": tuned and record_of(tuned),
     }
     write_whole(out / "bench.json", json.dumps(record, indent=2).encode() + b"\n")

@@ -28,8 +28,8 @@ def cache_dir() -> Path:
 
 @functools.cache
 def compiler_options() -> dict[str, str]:
-    """For programs with the network in them. On CPUs XLA leaves convolutions to YNNPACK, and the gradients of
-    ours then take a fifth longer. As an option: a flag that another version does not know ends the process."""
+    """For programs with the network in them. On CPUs XLA leaves convolutions to YNNPACK, and gradients
+    of ours take a fifth longer. As an option: a flag that another version does not know ends the process."""
     options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
     if jax.default_backend() != "cpu":
         return {}
