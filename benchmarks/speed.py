@@ -2,13 +2,15 @@
 
     python benchmarks/speed.py --parts bench starts chunks [--ppo FLAGS] [--impala FLAGS] [--out speed.json]
 
-Prints Markdown tables, for RESULTS.md. Every figure is from a process of its own, all from one go.
+Prints Markdown tables, for RESULTS.md. First what needs processes of its own, then what this one does: it may
+take a GPU's memory.
 
-- bench: `cleanba bench` with the given flags, and trainings with default flags beside it
+- defaults: trainings with default flags
 - starts: seconds from the start of the command to the first update, with nothing compiled before and again
 - work: steps/s and memory against environments, steps, actor threads and learner devices. On CPUs several
   learners share the cores, so that only what they cost shows.
-- chunks: learning alone with default sizes against --gradient-chunk; on GPUs
+- bench: what `cleanba bench` measures, with the given flags, against one ceiling
+- chunks: learning alone against --gradient-chunk
 """
 
 import argparse
@@ -20,10 +22,15 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+from cleanba import cleanba_bench, cleanba_ppo
+from cleanba.sebulba.args import parse_args
+from cleanba.sebulba.ceilings import Devices, step_environments
+from cleanba.sebulba.command import say
 
 REPO = Path(__file__).resolve().parents[1]
 ALGORITHMS = ("ppo", "impala")
-DEFAULTS = {"ppo": "--concurrency", "impala": ""}  # beside the tuned ones, which act while they learn, too
 SMALL = "--network nature --hiddens 256 --num-minibatches 1"  # of the part on work
 
 
@@ -70,29 +77,48 @@ def table(header: str, lines: list[list]) -> None:
 
 
 def bench(args: argparse.Namespace) -> dict:
-    found = {}
+    """What `cleanba bench` does, of both algorithms, with one ceiling if they have the same environments."""
+    found: dict[str, Any] = {}
     for algorithm in ALGORITHMS:
-        with tempfile.TemporaryDirectory() as out:
-            flags = [*getattr(args, algorithm).split(), *args.bench.split(), f"--out={out}"]
-            command = [sys.executable, "-m", "cleanba.cleanba_bench", algorithm, *flags]
-            subprocess.run(command, cwd=REPO, check=True)
-            found[algorithm] = json.loads((Path(out) / "bench.json").read_text())
-    parts = list(found["ppo"]["parts"])
+        default, make_algorithm = cleanba_bench.ALGORITHMS[algorithm]
+        flags = f"{getattr(args, algorithm)} {args.bench}".split()
+        given = parse_args(default, description="", argv=flags)
+        run_of_it = cleanba_bench.make_run(given, make_algorithm)
+        ways = cleanba_bench.ways(run_of_it)
+        if not found or found["ways"] != ways:
+            stepped = step_environments(run_of_it, ways, given.seconds, given.repeats)
+            found |= {"ways": ways, "stepped": {str(way): rates for way, rates in stepped.items()}}
+            print(found["stepped"], flush=True)
+        parts, training = cleanba_bench.measure(run_of_it, make_algorithm, stepped, given, say)
+        found[algorithm] = {
+            "flags": flags,
+            "rates": {name: part.rate for name, part in parts.items()},
+            "actor": training.actor,
+            "learner": training.learner,
+            "peak_gib": cleanba_bench.peak_memory(run_of_it.topology.learner_devices()[0]),
+        }
+        print(json.dumps(found[algorithm]), flush=True)
+    names = list(found["ppo"]["rates"])
     lines = []
-    for algorithm, record in found.items():
-        rates = {part: record["parts"][part]["steps_per_second"] for part in parts}
-        shares = [f"{rates[part]:,.0f} ({rates[part] / rates['ceiling']:.2f})" for part in parts[1:]]
+    for algorithm in ALGORITHMS:
+        rates = found[algorithm]["rates"]
+        shares = [f"{rates[name]:,.0f} ({rates[name] / rates['ceiling']:.2f})" for name in names[1:]]
         lines.append([algorithm, f"{rates['ceiling']:,.0f}", *shares])
-    table(f" of the ceiling | {' | '.join(parts)} ", lines)
-    found["defaults"] = [
-        run("ppo", DEFAULTS["ppo"], rows=128 * 128, updates=args.default_updates),
-        run("impala", DEFAULTS["impala"], rows=20 * 128, updates=6 * args.default_updates),
+    table(f" of the ceiling | {' | '.join(names)} ", lines)
+    return found
+
+
+def defaults(_: argparse.Namespace) -> list[dict]:
+    """Trainings with default flags, but at lag 1."""
+    found = [
+        run("ppo", "--concurrency", rows=128 * 128, updates=8),
+        run("impala", "", rows=20 * 128, updates=40),
     ]
     lines = [
-        [algorithm, f"`{one['flags']}`", f"{one['steps_per_second']:,.0f}"]
-        for algorithm, one in zip(ALGORITHMS, found["defaults"], strict=True)
+        [algorithm, f"{one['steps_per_second']:,.0f}", f"{one['first_update_seconds']:.1f} s"]
+        for algorithm, one in zip(ALGORITHMS, found, strict=True)
     ]
-    table(" default flags | given | steps/s ", lines)
+    table(" default flags at lag 1 | steps/s | to the first update ", lines)
     return found
 
 
@@ -146,33 +172,30 @@ def work(_: argparse.Namespace) -> dict:
 
 
 def chunks(_: argparse.Namespace) -> dict:
-    """In this process, so it comes last: a GPU's memory is taken by the first that asks for it."""
-    from cleanba.cleanba_bench import PPOArgs, make_run
-    from cleanba.cleanba_ppo import make_algorithm
-    from cleanba.sebulba.ceilings import Devices
-
     found = {}
-    for dtype in ("bfloat16", "float32"):
-        for rows in (256, 512, 1024, 4096):
-            args = PPOArgs(compute_dtype=dtype, gradient_chunk=rows)
-            found[f"{dtype}, {rows}"] = median(Devices(make_run(args, make_algorithm)).learn(1.0, 3))
-    table(" chunks of PPO | learning alone ", [[name, f"{rate:,.0f}"] for name, rate in found.items()])
+    for rows in (256, 1024, 4096):
+        args = cleanba_bench.PPOArgs(compute_dtype="bfloat16", gradient_chunk=rows)
+        run = cleanba_bench.make_run(args, cleanba_ppo.make_algorithm)
+        found[rows] = median(Devices(run).learn(0.7, 3))
+    table(
+        " --gradient-chunk, bfloat16 | PPO's learning alone ",
+        [[name, f"{rate:,.0f}"] for name, rate in found.items()],
+    )
     return found
 
 
-PARTS = {"bench": bench, "starts": starts, "work": work, "chunks": chunks}
+PARTS = {"defaults": defaults, "starts": starts, "work": work, "bench": bench, "chunks": chunks}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, required=True)
     for algorithm in ALGORITHMS:
-        parser.add_argument(f"--{algorithm}", default=DEFAULTS[algorithm], help="flags of its bench")
+        parser.add_argument(f"--{algorithm}", default="", help="flags of its bench")
     parser.add_argument("--bench", default="", help="flags of `cleanba bench` itself, for both")
-    parser.add_argument("--default-updates", type=int, default=12, help="of PPO with default flags")
     parser.add_argument("--out", type=Path, help="also write everything here, as JSON")
     args = parser.parse_args()
-    found = {part: PARTS[part](args) for part in args.parts}
+    found = {part: measure(args) for part, measure in PARTS.items() if part in args.parts}
     if args.out:
         args.out.write_text(json.dumps(found, indent=2) + "\n")
 

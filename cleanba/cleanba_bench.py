@@ -116,8 +116,28 @@ def make_run(args: PPOArgs | ImpalaArgs, make_algorithm: MakeAlgorithm) -> Run:
     return run
 
 
+def ways(run: Run) -> list[Stepping]:
+    return ways_to_step(run.plan, threads_per_actor(run), cores(), free_cores())
+
+
+def threads_per_actor(run: Run) -> int:
+    on_accelerator = run.topology.learner_devices()[0].platform != "cpu"
+    return env_threads(run.args, run.plan.actors, background=on_accelerator)
+
+
+def measure(
+    run: Run, make_algorithm: MakeAlgorithm, stepped: dict[Stepping, list[float]], bench: Bench, now: Now
+) -> tuple[Parts, Training]:
+    """Of the ways in which environments were `stepped` the run's own is the first."""
+    parts = measure_alone(run, stepped, bench, now)
+    now("training")
+    in_turns = 1 / sum(1 / parts[name].rate for name in ("environments", "inference", "learning"))
+    training = measure_training(run, make_algorithm, bench.train_seconds, expected=in_turns)
+    return parts | {"training": Part(f"{len(training.rates)} updates", training.rates)}, training
+
+
 def measure_alone(run: Run, stepped: dict[Stepping, list[float]], bench: Bench, now: Now) -> Parts:
-    """All parts but the training. Of the ways in which environments were `stepped` the run's is the first."""
+    """All parts but the training."""
     plan, times = run.plan, (bench.seconds, bench.repeats)
     best = max(stepped, key=lambda way: median(stepped[way]))
     own = next(iter(stepped))
@@ -232,17 +252,11 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
     title = f"{algorithm} on {args.env_id}  ·  {run.topology} on {device.device_kind}, {cores()} cores"
     show(f"{title}\n")
     with console.status("environments", refresh_per_second=2) as status:  # the cores have other things to do
-        threads = env_threads(args, run.plan.actors, background=device.platform != "cpu")
-        ways = ways_to_step(run.plan, threads, cores(), free_cores())
-        stepped = step_environments(run, ways, args.seconds, args.repeats)
-        parts = measure_alone(run, stepped, args, status.update)
-        status.update("training")
-        in_turns = 1 / sum(1 / parts[name].rate for name in ("environments", "inference", "learning"))
-        training = measure_training(run, make_algorithm, args.train_seconds, expected=in_turns)
-        parts["training"] = Part(f"{len(training.rates)} updates", training.rates)
+        stepped = step_environments(run, ways(run), args.seconds, args.repeats)
+        parts, training = measure(run, make_algorithm, stepped, args, status.update)
         rates = {name: part.rate for name, part in parts.items() if name in Measured._fields}
         measured = Measured(**rates, actor=training.actor, learner=training.learner, platform=device.platform)
-        given = Setting.of(args, run.plan, threads)
+        given = Setting.of(args, run.plan, threads_per_actor(run))
         verdict = bottleneck(measured, given.applied_to(args))
         show(table_of_parts(parts))
         memory = peak_memory(device)

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from cleanba.sebulba.channel import Channel, ChannelClosed
+from cleanba.sebulba.channel import Channel, ChannelClosed, Precedence
 
 
 def in_thread(work):
@@ -115,3 +115,38 @@ def test_iterating_ends_at_a_close_without_error():
 def test_a_channel_without_room_is_refused():
     with pytest.raises(ValueError):
         Channel(0)
+
+
+# ----------------------------------------------------------------------------------------------- precedence
+
+
+def test_whoever_gives_way_waits_for_all_who_go_first():
+    precedence, order = Precedence(), []
+    both_wait = threading.Barrier(3)
+
+    def go_first(seconds):
+        with precedence.first():
+            both_wait.wait()
+            time.sleep(seconds)
+            order.append("first")
+
+    actors = [in_thread(lambda s=s: go_first(s)) for s in (0.02, 0.05)]
+    both_wait.wait()
+    precedence.give_way(5)
+    order.append("way given")
+    for actor in actors:
+        actor()
+    assert order == ["first", "first", "way given"]
+
+
+def test_nobody_gives_way_forever_or_for_nothing():
+    precedence = Precedence()
+    start = time.monotonic()
+    precedence.give_way(5)  # nobody is there
+    with precedence.first():
+        precedence.give_way(0.02)
+    assert time.monotonic() - start < 1
+    with pytest.raises(RuntimeError), precedence.first():
+        raise RuntimeError
+    precedence.give_way(5)  # whoever failed does not wait any more
+    assert time.monotonic() - start < 1

@@ -1,3 +1,7 @@
+import os
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -91,7 +95,7 @@ def test_environments_that_cannot_be_trained_are_refused(env_id, message):
 def test_environment_threads_are_shared_out(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
     assert env_threads(Args(), actors=2, background=False) == 7  # (16 - 2) / 2
-    assert env_threads(Args(), actors=2, background=True) == 8
+    assert env_threads(Args(), actors=2, background=True) == 8  # all of them
     assert env_threads(Args(env_threads=3), actors=2, background=False) == 3
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     assert env_threads(Args(), actors=4, background=False) == 1
@@ -195,3 +199,18 @@ def test_a_return_runs_through_lost_lives_without_reset_rows():
     assert tracker.add(step_of(4.0, terminated=True, game_over=True), yes) == {0: Episode(9.0, 3)}
     assert tracker.add(step_of(0.0), no) == {}
     assert tracker.add(step_of(5.0, truncated=True, game_over=True), yes) == {0: Episode(5.0, 1)}
+
+
+def test_environments_in_the_background_let_others_go_first():
+    """Their threads, and no other one of the process."""
+
+    def policies():
+        tasks = Path("/proc/self/task").iterdir()
+        return Counter(os.sched_getscheduler(int(task.name)) for task in tasks)
+
+    before = policies()
+    envs = Envs(env_spec(Args(env_id="CartPole-v1")), range(4), threads=3, background=True)
+    assert (policies() - before)[os.SCHED_IDLE] >= 3
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    envs.reset()
+    assert len(envs.receive().env) == 4

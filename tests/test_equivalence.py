@@ -15,7 +15,7 @@ import pytest
 from cleanba import cleanba_impala, cleanba_ppo
 from cleanba.sebulba.actor import Actor
 from cleanba.sebulba.algorithm import Loss
-from cleanba.sebulba.envs import Envs, EnvStep
+from cleanba.sebulba.envs import Envs, EnvSpec, EnvStep
 from cleanba.sebulba.learner import Learner
 from cleanba.sebulba.networks import Decision, act
 
@@ -188,6 +188,17 @@ def test_how_environments_are_stepped_changes_no_bit(run, which):
     with counting_straddlers(straddling):
         check_stepping(run, which, batch=2, updates=8, ways=[(SYNC,), (ASYNC, delays)])
     assert any(straddling) and not all(straddling)
+
+
+def test_sending_each_frame_once_changes_no_bit(run, monkeypatch):
+    """Neither at lost lives nor where games end: EnvPool's whole stacks are learned from alike."""
+    same = STEPPING | ASYNC | dict(atari_preset="impala", num_steps=64, local_num_envs=4, inference_batch=2)
+    same |= dict(update_epochs=1, learner_device_ids=(1, 2), total_timesteps=4 * 64 * 4)
+    _, once = run(**same)
+    assert sum(row["stats/games"] for row in once) > 0
+    monkeypatch.setattr(EnvSpec, "stack", 1)
+    _, whole = run(**same)
+    assert digests(once) == digests(whole) and len(set(digests(once))) == 4
 
 
 @each_algorithm

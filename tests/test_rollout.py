@@ -38,6 +38,21 @@ def test_each_learner_gets_its_slice_of_the_environments():
     assert {s.device for s in rollout.obs.addressable_shards} == set(jax.local_devices()[1:3])
 
 
+def test_of_stacked_frames_each_is_kept_once():
+    """Two of a stack of three come from before the first step."""
+    topology = Topology((0,), (1, 2))
+    plan = make_plan(topology, local_num_envs=4, num_actor_threads=1)
+    buffer = RolloutBuffer(plan, EnvSpec("Pictures", {"stack_num": 3}, (3, 1, 1), np.dtype(np.uint8), 3))
+    frame = np.arange(7 * 4, dtype=np.uint8).reshape(7, 4, 1, 1)
+    age = np.arange(5 * 4, dtype=np.int8).reshape(5, 4)
+    for env in range(4):
+        buffer.write_before(env, frame[:2, env])
+        buffer.write(np.arange(5), np.full(5, env), obs=frame[2:, env], age=age[:, env])
+    obs = buffer.shard_over_envs(topology.learner_mesh(), topology.learner_devices()).obs
+    np.testing.assert_array_equal(obs.frame, frame)
+    np.testing.assert_array_equal(obs.age, age)
+
+
 @pytest.mark.parametrize("name", ["obs", "value", "logprob", "reward"])
 @pytest.mark.parametrize("bad", [np.nan, -np.inf])
 def test_the_first_number_that_is_not_finite_is_named(name, bad):

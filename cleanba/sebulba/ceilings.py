@@ -28,7 +28,7 @@ from cleanba.sebulba.topology import Topology
 Work = Callable[[], int]  # does some steps, and returns how many
 
 SETTLING = 0.25  # of a measurement's time before it: queues fill, games get out of step
-MOST_WAYS = 8  # to step environments that are compared
+MOST_WAYS = 5  # to step environments that are compared: making hundreds of them takes a while
 FIRST_SECONDS = 0.5  # of the round after which only those ways stay that reach
 CLOSE = 0.7  # of the best
 
@@ -83,16 +83,10 @@ def ways_to_step(plan: BatchPlan, threads: int, cores: int, free_cores: int) -> 
     async, with as many threads as there are cores, and with fewer."""
     pools, envs = plan.actors, plan.envs_per_actor
     whole = pools * envs
-    shapes = [
-        (pools, envs, envs // 2),
-        (pools, envs, envs),
-        (1, whole, whole // 2),
-        (1, whole, whole),
-        (pools, envs, plan.inference_batch),
-    ]
+    shapes = [(pools, envs, max(1, envs // 2)), (1, whole, max(1, whole // 2)), (pools, envs, envs)]
     ways = [Stepping(pools, envs, plan.env_batch, min(envs, threads))]
     for total in (cores, free_cores):
-        ways += [Stepping(p, n, max(1, batch), min(n, max(1, total // p))) for p, n, batch in shapes]
+        ways += [Stepping(p, n, batch, min(n, max(1, total // p))) for p, n, batch in shapes]
     return list(dict.fromkeys(ways))[:MOST_WAYS]
 
 

@@ -30,8 +30,8 @@ from cleanba.sebulba.topology import LEARNERS
 
 REPLICATED = PartitionSpec()
 PER_LEARNER = PartitionSpec(LEARNERS)  # a leading axis with one entry per learner
-MOST_PATIENCE = 0.01  # seconds between two gradient chunks in which only actors use the device
-MOST_IN_FLIGHT = 2  # gradient chunks: enough to keep the device busy, few enough for actors to get a turn
+MOST_IN_FLIGHT = 2  # gradient chunks: enough to keep a device busy
+MOST_PATIENCE = 0.01  # seconds between two of them in which only actors use the device
 
 
 class LearnerState(NamedTuple):
@@ -94,7 +94,8 @@ class Learner:
         self._plan = plan
         self._mesh = mesh
         self._key = key  # of the minibatches
-        self._precedence = precedence  # of actors on the same devices
+        self._precedence = precedence  # of actors that use the same device at the same time
+        self._most_in_flight = 1 if precedence else MOST_IN_FLIGHT  # an actor waits for one at most
         self.chunks_done = 0  # gradient programs started, for whoever watches the progress
         self.stop = False  # a wish, which travels with the gradients: all processes learn of it together
 
@@ -176,7 +177,7 @@ class Learner:
         """The first chunk's sums, plus the second's, and so on, with few chunks in flight at a time."""
         sums: Any = None
         for chunk in range(self._plan.chunks):
-            if len(in_flight) == MOST_IN_FLIGHT:
+            if len(in_flight) == self._most_in_flight:
                 jax.block_until_ready(in_flight.popleft())
             if self._precedence:
                 self._precedence.give_way(MOST_PATIENCE)

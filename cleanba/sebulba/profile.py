@@ -3,13 +3,13 @@
 import json
 import os
 import time
-from itertools import chain
 from pathlib import Path
 
 import jax
 
 LEAVE_OUT = 3  # updates: compilation, and until actors and learner have found their pace
 UPDATES = 2
+PROFILE, SUMMARY = "profile", "summary.json"  # a folder in the run's, a file in it
 
 
 class Profiler:
@@ -26,42 +26,43 @@ class Profiler:
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # it slows Python down, which is then what the trace shows
             jax.profiler.start_trace(str(self._folder), profiler_options=options)
-            self._began, self._cpu = time.perf_counter(), cpu_seconds()
+            self._began, self._cpu = time.perf_counter(), time.process_time()
 
     def after(self, update: int) -> None:
         if update == self._last:
-            seconds, cpu = time.perf_counter() - self._began, cpu_seconds() - self._cpu
+            seconds, cpu = time.perf_counter() - self._began, time.process_time() - self._cpu
             jax.profiler.stop_trace()
+            trace = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
             summary = {
                 "updates": [self._first + 1, self._last + 1],
                 "seconds": seconds,
-                "cores_used": cpu / seconds,
                 "cores": len(os.sched_getaffinity(0)),
-                "devices_busy": devices_busy(self._folder, seconds),
+                "cores_used": cpu / seconds,  # by Python, XLA and the environments
+                "devices_busy": {name: busy / seconds for name, busy in busy_seconds(trace).items()},
             }
-            (self._folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+            (self._folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
 
 
-def cpu_seconds() -> float:
-    """Of all threads of this process, Python's, XLA's and the environments'."""
-    return time.process_time()
+def busy_seconds(trace: Path) -> dict[str, float]:
+    """How long each device had something to do. XLA does not trace CPUs."""
+    busy = {}
+    for plane in jax.profiler.ProfileData.from_file(str(trace)).planes:
+        streams = [line for line in plane.lines if line.name.startswith("Stream")]
+        if plane.name.startswith("/device:") and streams:
+            events = [(event.start_ns, event.end_ns) for stream in streams for event in stream.events]
+            busy[plane.name.removeprefix("/device:")] = covered(events) / 1e9
+    return busy
 
 
-def devices_busy(folder: Path, seconds: float) -> dict[str, float]:
-    """Which part of the time each device had something to do. XLA traces no CPU devices."""
-    trace = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-    planes = jax.profiler.ProfileData.from_file(str(trace)).planes
-    return {
-        plane.name.removeprefix("/device:"): covered(
-            [
-                (event.start_ns, event.end_ns)
-                for event in chain.from_iterable(line.events for line in plane.lines if "Stream" in line.name)
-            ]
-        )
-        / (seconds * 1e9)
-        for plane in planes
-        if plane.name.startswith("/device:") and "CUSTOM" not in plane.name
-    }
+def in_words(folder: Path) -> str:
+    """What the summary says; nothing where there is none."""
+    if not (folder / SUMMARY).exists():
+        return ""
+    summary = json.loads((folder / SUMMARY).read_text())
+    said = [f"{name} busy {busy:.0%} of the time" for name, busy in summary["devices_busy"].items()]
+    said.append(f"{summary['cores_used']:.1f} of {summary['cores']} cores in use")
+    first, last = summary["updates"]
+    return f"profile of updates {first} to {last}: {', '.join(said)}; the trace is in {folder}"
 
 
 def covered(intervals: list[tuple[float, float]]) -> float:

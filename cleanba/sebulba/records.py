@@ -24,6 +24,7 @@ from cleanba.sebulba.learner import LearnerState, local_part
 from cleanba.sebulba.metrics import RECENT_GAMES, Row, data_digest, digest, joint_digest, params_sums
 from cleanba.sebulba.model import Model
 from cleanba.sebulba.networks import resolve_network
+from cleanba.sebulba.profile import PROFILE, in_words
 from cleanba.sebulba.terminal import clock
 from cleanba.sebulba.topology import Topology
 
@@ -260,6 +261,8 @@ def summary(outcome: Outcome) -> str:
     ]
     if outcome.evaluation:
         lines.append(f"evaluation: {outcome.evaluation}")
+    if profile := in_words(outcome.run_dir / PROFILE):
+        lines.append(profile)
     lines.append(f"everything is in {outcome.run_dir}")
     if outcome.saved:
         lines.append(f"cleanba eval {outcome.run_dir} plays with the model")

@@ -20,7 +20,7 @@ AUTO = "auto"
 LAYOUT = {"actor_device_ids", "learner_device_ids", "num_actor_threads", "local_num_envs"}
 LAYOUT |= {"env_stepping", "env_threads", "inference_batch", "deterministic"}
 LAYOUT |= {"gradient_chunk", "gradient_accumulation_steps"}
-LOGGING = {"log_frequency", "runs_dir"}
+LOGGING = {"log_frequency", "runs_dir", "profile"}
 LOGGING |= {field.name for group in (Processes, Checkpoints, Results) for field in dataclasses.fields(group)}
 LENGTH = {"total_timesteps"}
 

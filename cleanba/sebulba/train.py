@@ -40,7 +40,7 @@ from cleanba.sebulba.logbook import Done, Logbook
 from cleanba.sebulba.metrics import JsonLines, TensorBoard, Timer, WeightsAndBiases, Writer
 from cleanba.sebulba.model import Model
 from cleanba.sebulba.networks import pack
-from cleanba.sebulba.profile import Profiler
+from cleanba.sebulba.profile import PROFILE, Profiler
 from cleanba.sebulba.records import (
     Learned,
     Outcome,
@@ -311,7 +311,7 @@ def make_crew(setup: Setup, job: Job, cleanup: ExitStack, profiler: Profiler | N
         )
     ]
     columns = env_ids_of_columns(plan, job.process)
-    shared = set(topology.actor_ids) & set(topology.learner_ids)
+    shared = args.concurrency and set(topology.actor_ids) & set(topology.learner_ids)
     learner = Learner(algorithm, plan, mesh, minibatch_key, precedence if shared else None)
     loop = LearnerLoop(
         learner=learner,
@@ -366,7 +366,7 @@ def lead(setup: Setup, job: Job, cleanup: ExitStack, console: Console, conclude:
     args, plan, earlier = setup.args, setup.plan, setup.beginning.earlier
     check_wishes(args, setup.env)
     run_dir = earlier.run_dir if earlier else make_run_dir(args)
-    profiler = Profiler(run_dir / "profile", setup.beginning.update, plan.updates) if args.profile else None
+    profiler = Profiler(run_dir / PROFILE, setup.beginning.update, plan.updates) if args.profile else None
     crew = make_crew(setup, job, cleanup, profiler)
     logbook = open_logbook(setup, run_dir, crew, cleanup, console)
     cleanup.callback(crew.wires.close)

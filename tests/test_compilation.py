@@ -1,0 +1,62 @@
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from cleanba.sebulba.compilation import cache_dir, compiler_options
+
+PROGRAM = """
+import jax, jax.numpy as jnp
+from cleanba.sebulba.compilation import keep_compiled
+keep_compiled()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # as if this one took long
+print(jax.jit(lambda x: jnp.sort(x) @ x)(jnp.arange(3.0)), jax.config.jax_compilation_cache_dir)
+"""
+
+
+def start(monkeypatch, cache, **env):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("5.0"), done.stdout
+    return done
+
+
+def test_compiled_programs_are_kept_for_the_next_start(monkeypatch, tmp_path):
+    start(monkeypatch, tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (kept,) = cache_dir().glob("*lambda*-cache")
+    before = kept.stat().st_mtime_ns
+    start(monkeypatch, tmp_path)
+    assert kept.stat().st_mtime_ns == before
+    kept.write_bytes(kept.read_bytes()[:100])  # as a process leaves it that was killed while it wrote
+    start(monkeypatch, tmp_path)
+
+
+def test_jaxs_own_settings_count(monkeypatch, tmp_path):
+    done = start(monkeypatch, tmp_path / "ours", JAX_COMPILATION_CACHE_DIR=str(tmp_path / "theirs"))
+    assert str(tmp_path / "theirs") in done.stdout
+    assert not (tmp_path / "ours").exists()
+
+
+def test_an_unwritable_cache_stops_nobody(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    start(monkeypatch, tmp_path / "file")
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the options are for CPUs")
+def test_options_that_xla_does_not_know_are_left_out(monkeypatch):
+    compiler_options.cache_clear()
+    assert compiler_options(), "if this XLA has no such option any more, compilation.py can do without it"
+
+    def refuse(*args, **kwargs):
+        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option")
+
+    compiler_options.cache_clear()
+    monkeypatch.setattr(jax, "jit", refuse)
+    assert compiler_options() == {}
+    compiler_options.cache_clear()
