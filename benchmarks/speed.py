@@ -60,7 +60,7 @@ def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, s
         "rows": rows,
         "updates": len(counted),
         "first_update_seconds": first,
-        "steps_per_second": median(rows / row["stats/update_seconds"] for row in counted),
+        "steps_per_second": median(row["charts/SPS_update"] for row in counted),
         "learning_seconds": median(row["stats/learner_learning_seconds"] for row in counted),
         "peak_mib": usage.ru_maxrss / 1024,
     }

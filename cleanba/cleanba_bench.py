@@ -26,7 +26,7 @@ from cleanba.sebulba.determinism import circumstances, make_deterministic
 from cleanba.sebulba.envs import env_spec, env_threads, free_cores
 from cleanba.sebulba.files import write_whole
 from cleanba.sebulba.records import code_version
-from cleanba.sebulba.topology import Topology
+from cleanba.sebulba.topology import Topology, on_accelerator
 from cleanba.sebulba.train import MakeAlgorithm
 from cleanba.sebulba.trial import Training, measure_training
 from cleanba.sebulba.tune import Setting, Tuned, tune_run
@@ -39,7 +39,7 @@ run), inference, learning, and copies to the learners. Then the training itself.
 what to change. --total-timesteps counts for nothing here: --train-seconds does."""
 
 TRIAL = 0.25  # of --train-seconds: a training while tuning
-NOT_HERE = ("track", "save_model", "capture_video", "upload_model", "resume", "distributed")
+NOT_HERE = ("track", "save_model", "capture_video", "upload_model", "resume", "distributed", "profile")
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,12 @@ def make_run(args: PPOArgs | ImpalaArgs, make_algorithm: MakeAlgorithm) -> Run:
 
 
 def ways(run: Run) -> list[Stepping]:
-    return ways_to_step(run.plan, threads_per_actor(run), cores(), free_cores())
+    threads = threads_per_actor(run)
+    return ways_to_step(run.plan, threads, cores(), free_cores(), background=on_accelerator())
 
 
 def threads_per_actor(run: Run) -> int:
-    on_accelerator = run.topology.learner_devices()[0].platform != "cpu"
-    return env_threads(run.args, run.plan.actors, background=on_accelerator)
+    return env_threads(run.args, run.plan.actors, background=on_accelerator())
 
 
 def measure(
@@ -261,7 +261,7 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
         show(table_of_parts(parts))
         memory = peak_memory(device)
         used = ", ".join(f"{gib:.1f} GiB of the {where}'s" for where, gib in memory.items())
-        show(f"\n{shares_text(training)}\nmemory at its peak: {used}\n{verdict}\n")
+        show(f"\n{shares_text(training)}\nmemory at the peak of all this: {used}\n{verdict}\n")
         tuned = None
         if args.tune:
             tuned = tune_run(

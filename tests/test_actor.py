@@ -226,7 +226,7 @@ def test_every_slot_is_written_once_by_the_right_params(data, batch, batches, la
 
     assert len(actor.rollouts) == updates and not envs.under_way
     fields = dict(action=steps, logprob=steps, value=steps, valid=steps, reward=steps, terminated=steps)
-    fields |= dict(truncated=steps, obs=steps + 1, age=steps + 1)
+    fields |= dict(truncated=steps, obs=steps + 1)
     slots = {(name, t, e) for name, rows in fields.items() for t in range(rows) for e in range(n)}
     for buffer in {id(buffer) for buffer in kept}:
         times = {slot: written.pop((buffer, *slot), 0) for slot in slots}

@@ -27,27 +27,26 @@ def test_the_speeds_of_threads_add_up():
         time.sleep(0.02)
         return 6
 
-    assert 450 < steps_per_second([work, work], seconds=0.3) <= 600
+    assert 300 < steps_per_second([work, work], seconds=0.3) <= 600
 
 
 def test_ways_to_step_are_the_runs_own_and_few_others():
     plan = BatchPlan.create(cleanba_impala.Args(), ONE_DEVICE)  # 2 × 64, async by 32
-    assert ways_to_step(plan, threads=7, cores=16, free_cores=14) == [
+    cores = dict(cores=16, free_cores=14)
+    assert ways_to_step(plan, threads=7, **cores, background=False) == [
         Stepping(2, 64, 32, 7),  # the run's own
         Stepping(2, 64, 32, 8),
-        Stepping(2, 64, 64, 8),
         Stepping(1, 128, 64, 16),
-        Stepping(1, 128, 128, 16),
-        Stepping(2, 64, 64, 7),
+        Stepping(2, 64, 64, 8),
         Stepping(1, 128, 64, 14),
-        Stepping(1, 128, 128, 14),
+    ]
+    assert ways_to_step(plan, threads=8, **cores, background=True)[:2] == [
+        Stepping(2, 64, 32, 8, background=True),
+        Stepping(2, 64, 32, 8),
     ]
     tiny = cleanba_ppo.Args(local_num_envs=1, num_actor_threads=1)
     plan = BatchPlan.create(tiny, ONE_DEVICE)
-    assert ways_to_step(plan, threads=2, cores=2, free_cores=2) == [Stepping(1, 1, 1, 1)]
-    plan = BatchPlan.create(cleanba_impala.Args(inference_batch=16), ONE_DEVICE)
-    ways = ways_to_step(plan, threads=7, cores=16, free_cores=14)
-    assert len(ways) == 8 and Stepping(2, 64, 16, 7) in ways and Stepping(2, 64, 16, 8) in ways
+    assert ways_to_step(plan, threads=2, cores=2, free_cores=2, background=False) == [Stepping(1, 1, 1, 1)]
 
 
 def test_the_first_updates_of_a_training_do_not_count():
@@ -103,7 +102,7 @@ def test_all_of_the_actors_time_is_accounted_for():
             dict(waiting=0.3),
             dict(concurrency=True),
             "learner-bound: it learns 40 % of the time, actors wait 30 % for it: a larger `--gradient-chunk` "
-            "(now 256), `--compute-dtype bfloat16`, `--no-deterministic` or more `--learner-device-ids` help",
+            "(now 256), `--compute-dtype bfloat16` or more `--learner-device-ids` help",
         ),
         (
             dict(learner=dict(learning=0.97)),
@@ -120,8 +119,9 @@ def test_all_of_the_actors_time_is_accounted_for():
         (
             {},
             dict(inference=0.36, environment=0.4),
-            dict(learner_device_ids=(1,)),
-            "actors wait 31 % for the GPU, which they share: lower `--num-actor-threads` (now 2)",
+            dict(learner_device_ids=(1,), inference_batch=32),
+            "calls of the policy take 31 % of the actors' time longer than alone, because cores and Python's "
+            "lock are taken: a larger `--inference-batch` (now 32) needs fewer",
         ),
         (
             dict(inference=1000.0),

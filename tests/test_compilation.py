@@ -1,10 +1,11 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 
-from cleanba.sebulba.compilation import cache_dir, compiler_options
+from cleanba.sebulba.compilation import cache_dir, compiler_options, keep_compiled
 
 PROGRAM = """
 import jax, jax.numpy as jnp
@@ -46,6 +47,25 @@ def test_jaxs_own_settings_count(monkeypatch, tmp_path):
 def test_an_unwritable_cache_stops_nobody(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     start(monkeypatch, tmp_path / "file")
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    monkeypatch.setattr(jax.config, "update", lambda *setting: pytest.fail(str(setting)))
+    keep_compiled()
+
+
+def test_another_seed_finds_everything_compiled(run, monkeypatch, tmp_path):
+    run(seed=1)
+    compiled = set(Path(jax.config.jax_compilation_cache_dir).iterdir())
+    run(seed=2)
+    assert {p.name for p in Path(jax.config.jax_compilation_cache_dir).iterdir()} == {
+        p.name for p in compiled
+    }
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the options are for CPUs")

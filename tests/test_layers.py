@@ -36,6 +36,12 @@ def test_pooling_by_hand():
     np.testing.assert_array_equal(gradient[0, :, :, 0], expected)
 
 
+def test_pooling_hides_no_nan():
+    x = jnp.zeros((1, 5, 5, 1)).at[0, 2, 2, 0].set(jnp.nan)
+    np.testing.assert_array_equal(max_pool(x), flax_max_pool(x))
+    assert jnp.isnan(max_pool(x)).any()
+
+
 @pytest.mark.parametrize(("width", "channels", "features"), [(84, 4, 16), (42, 16, 16), (42, 16, 32)])
 def test_folding_columns_into_channels_changes_no_convolution(width, channels, features):
     """The IMPALA network's on GPUs: 4, 2 and 2 columns; with whole numbers, in any order."""

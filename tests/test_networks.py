@@ -111,3 +111,11 @@ def test_keys_come_from_the_environment_and_its_step():
     assert len(set(over_envs)) == 6 and len(set(over_steps)) == 6
     assert (over_envs != over_steps).any()
     assert (decide(obs, zeros, zeros).action == decide(obs, zeros, zeros).action[0]).all()
+
+
+def test_saved_models_find_their_params():
+    """Under these names they were saved."""
+    params = jax.eval_shape(make_policy(Args(**SMALL), PICTURES).init, jax.random.key(0))["params"]
+    assert sorted(params) == ["Dense_0", "Dense_1", "Dense_2", "torso"]
+    assert sorted(params["torso"]) == [f"Conv_{i}" for i in range(10)]
+    assert params["torso"]["Conv_5"]["kernel"].shape == (3, 3, 4, 4)

@@ -8,17 +8,24 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cleanba.sebulba.algorithm import Params
+from cleanba.sebulba.algorithm import Algorithm, Params
 from cleanba.sebulba.args import BatchPlan
 from cleanba.sebulba.channel import Channel, Precedence
+from cleanba.sebulba.compilation import compiler_options
 from cleanba.sebulba.envs import Envs, EnvSpec, EnvStep, Episode, EpisodeTracker
-from cleanba.sebulba.frames import Sight
+from cleanba.sebulba.frames import Sight, ages
 from cleanba.sebulba.metrics import Timer
-from cleanba.sebulba.networks import Decision, unpack
+from cleanba.sebulba.networks import Decision, pack, unpack
 from cleanba.sebulba.rollout import Rollout, RolloutBuffer
 from cleanba.sebulba.turns import Turns
 
 DIGESTED = ("action", "logprob", "value", "reward", "terminated", "truncated")
+
+
+def compile_act(algorithm: Algorithm) -> Callable[..., jax.Array]:
+    """key, params, obs [B, ...], env_id [B], step [B] -> Decision, packed. The key is an argument, so that a
+    run with another seed finds the program compiled."""
+    return jax.jit(lambda *inputs: pack(algorithm.act(*inputs)), compiler_options=compiler_options())
 
 
 class Version(NamedTuple):
@@ -53,7 +60,7 @@ class Actor:
     with a key of the environment and its step. So it makes no difference in which order, and in which
     company, environments come and go."""
 
-    act: Callable[..., jax.Array]  # jitted: params, obs [B, ...], env_id [B], step [B] -> Decision, packed
+    act: Callable[..., jax.Array]  # compiled, with its key
     envs: Envs
     env: EnvSpec
     env_id: np.ndarray  # i32 [N], global indices
@@ -77,7 +84,6 @@ class Actor:
         self._sight = Sight(self.env, envs, self.device)
         self._obs: dict[int, np.ndarray] = {}  # the last of each environment
         self._age = np.zeros(envs, np.int8)  # of the last: so many frames of the game came before it
-        self._game_over = np.ones(envs, np.bool_)  # with the last; the next one begins a game
         self._versions: dict[int, Version] = {}  # by the update that they act for
         self._open: dict[int, OpenRollout] = {}  # by update
         self._update = self.first_update  # whose rollout is the next to be handed over
@@ -85,9 +91,7 @@ class Actor:
     def run(self) -> None:
         self.envs.reset()
         while not self._turns.all_here:
-            came = self.envs.receive()
-            self._grow_older(came)
-            self._arrive(came)
+            self._arrive(self.envs.receive())
         while self._update < self.plan.updates:
             self._take_version(self.params.poll)
             env = self._turns.take(until=self._next_version * self.plan.num_steps)
@@ -123,8 +127,7 @@ class Actor:
         for update, at in self._by_update(step):
             t, envs, buffer = step[at] % self.plan.num_steps, env[at], self._open[update].buffer
             chosen = {name: x[at] for name, x in decision._asdict().items()}
-            seen = dict(obs=obs[at], age=self._age[envs], valid=self._valid[envs])
-            buffer.write(t, envs, **seen, **chosen)
+            buffer.write(t, envs, **self._seen(obs[at], envs), valid=self._valid[envs], **chosen)
             for e in envs[t == 0].tolist() if self._stacked else ():
                 buffer.write_before(e, self._obs[e][:-1])
             self._open[update].lags.update((update - version[at]).tolist())
@@ -134,15 +137,17 @@ class Actor:
         with self._timer("environment"):
             came = self.envs.receive()
         step = self._turns.step[came.env] - 1  # the one that is complete now
-        self._grow_older(came)
+        if self._stacked:
+            self._age[came.env] = ages(self._age[came.env], came.obs, ~self._valid[came.env])
         for update, at in self._by_update(step):
             t, env = step[at] % self.plan.num_steps, came.env[at]
             buffer = self._open[update].buffer
             outcome = dict(reward=came.reward, terminated=came.terminated, truncated=came.truncated)
             buffer.write(t, env, **{name: x[at] for name, x in outcome.items()})
             at_end = t == self.plan.num_steps - 1
-            obs, age = came.obs[at][at_end], self._age[env[at_end]]
-            buffer.write(t[at_end] + 1, env[at_end], obs=obs[:, -1] if self._stacked else obs, age=age)
+            obs = came.obs[at][at_end]
+            newest = obs[:, -1] if self._stacked else obs
+            buffer.write(t[at_end] + 1, env[at_end], **self._seen(newest, env[at_end]))
         for e, game in self._tracker.add(came, self._valid[came.env]).items():
             update, t = divmod(int(self._turns.step[e]) - 1, self.plan.num_steps)
             self._open[update].games[t, e] = game
@@ -152,11 +157,9 @@ class Actor:
         if self._turns.done == (self._update + 1) * self.plan.num_steps:
             self._hand_over()
 
-    def _grow_older(self, came: EnvStep) -> None:
-        oldest = self.env.stack - 1
-        age = np.minimum(self._age[came.env] + 1, oldest)
-        self._age[came.env] = np.where(self._game_over[came.env], 0, age)
-        self._game_over[came.env] = came.game_over
+    def _seen(self, obs: np.ndarray, env: np.ndarray) -> dict[str, np.ndarray]:
+        """What a rollout has of observations; of stacked frames `obs` is the newest."""
+        return dict(obs=obs, age=self._age[env]) if self._stacked else dict(obs=obs)
 
     def _arrive(self, came: EnvStep) -> None:
         self._turns.arrive(came.env)

@@ -34,7 +34,7 @@ class Experiment:
     runs_dir: str = "runs"
     """where the run's folder is made"""
     profile: bool = False
-    """trace a few updates with JAX's profiler, into the run's folder"""
+    """trace a few updates with JAX's profiler, into the run's folder; of several processes the first"""
 
 
 @dataclass(frozen=True)

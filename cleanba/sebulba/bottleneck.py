@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from cleanba.sebulba.args import RunArgs, flag
 
-NEAR = 0.85  # of a ceiling: what is above it is there, as far as measurements can say
+NEAR = 0.9  # of a ceiling: what is above it is there, as far as measurements can say
 BUSY = 0.9  # of the time: a learner that learns so much of it has nothing to wait for
 
 
@@ -68,8 +68,8 @@ def bottleneck(measured: Measured, args: RunArgs) -> str:
         return f"actors wait {share} for the {device}, which learns: lower {_now(args, 'gradient_chunk')}"
     if worst == "queueing":
         return (
-            f"actors wait {share} for the {device}, which they share: lower "
-            f"{_now(args, 'num_actor_threads')}, or give more `--actor-device-ids`"
+            f"calls of the policy take {share} of the actors' time longer than alone, because cores and "
+            f"Python's lock are taken: a larger {_now(args, 'inference_batch')} needs fewer"
         )
     if worst == "inference":
         return (
@@ -116,8 +116,6 @@ def _learn_faster(args: RunArgs) -> str:
     ways = [f"a larger {_now(args, 'gradient_chunk')}"]
     if args.compute_dtype == "float32":
         ways.append("`--compute-dtype bfloat16`")
-    if args.deterministic:
-        ways.append("`--no-deterministic`")
     return ", ".join(ways)
 
 

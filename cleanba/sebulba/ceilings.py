@@ -10,12 +10,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from cleanba.sebulba.actor import compile_act
 from cleanba.sebulba.algorithm import Algorithm
 from cleanba.sebulba.args import BatchPlan, RunArgs
 from cleanba.sebulba.envs import Envs, EnvSpec, env_seeds
 from cleanba.sebulba.frames import Sight
 from cleanba.sebulba.learner import PER_LEARNER, Learner, on_device
-from cleanba.sebulba.networks import pack
 from cleanba.sebulba.rollout import (
     Rollout,
     RolloutBuffer,
@@ -71,20 +71,23 @@ class Stepping(NamedTuple):
     envs: int  # of each pool
     batch: int  # that a pool steps together: all, or so many as are ready first
     threads: int  # of each pool
+    background: bool = False  # as a run does it that has an accelerator
 
     def __str__(self) -> str:
         how = "sync" if self.batch == self.envs else f"async by {self.batch}"
         threads = f"{self.threads} thread{'s' * (self.threads > 1)}{' each' * (self.pools > 1)}"
-        return f"{self.pools} × {self.envs} {how}, {threads}"
+        return f"{self.pools} × {self.envs} {how}, {threads}{' in the background' * self.background}"
 
 
-def ways_to_step(plan: BatchPlan, threads: int, cores: int, free_cores: int) -> list[Stepping]:
-    """The run's own first, with its `threads` per actor. Then one pool per actor and one for all, sync and
-    async, with as many threads as there are cores, and with fewer."""
+def ways_to_step(
+    plan: BatchPlan, threads: int, cores: int, free_cores: int, *, background: bool
+) -> list[Stepping]:
+    """The run's own first, with its `threads` per actor. Then one pool per actor and one for all, async and
+    sync, with as many threads as there are cores, and with fewer."""
     pools, envs = plan.actors, plan.envs_per_actor
     whole = pools * envs
     shapes = [(pools, envs, max(1, envs // 2)), (1, whole, max(1, whole // 2)), (pools, envs, envs)]
-    ways = [Stepping(pools, envs, plan.env_batch, min(envs, threads))]
+    ways = [Stepping(pools, envs, plan.env_batch, min(envs, threads), background)]
     for total in (cores, free_cores):
         ways += [Stepping(p, n, batch, min(n, max(1, total // p))) for p, n, batch in shapes]
     return list(dict.fromkeys(ways))[:MOST_WAYS]
@@ -108,7 +111,7 @@ def _random_play(run: Run, way: Stepping) -> list[Work]:
     works: list[Work] = []
     for pool in range(way.pools):
         seeds = env_seeds(run.args.seed, range(pool * way.envs, (pool + 1) * way.envs))
-        envs = Envs(run.env, seeds, way.threads, batch=way.batch)
+        envs = Envs(run.env, seeds, way.threads, batch=way.batch, background=way.background)
         envs.reset()
         actions = itertools.cycle(rng.integers(run.env.num_actions, size=(100, way.batch), dtype=np.int32))
         works.append(partial(_step, envs, actions))
@@ -141,18 +144,21 @@ class Devices:
     def infer(self, seconds: float, repeats: int) -> list[float]:
         """From observations on the host to actions on the host, one thread per actor."""
         run, plan = self._run, self._plan
-        act = jax.jit(lambda *seen: pack(run.algorithm.act(self._act_key, *seen)))
+        act = compile_act(run.algorithm)
         devices = [d for d in run.topology.actor_devices() for _ in range(run.args.num_actor_threads)]
         obs = random_obs(run.env, plan.inference_batch, np.random.default_rng(run.args.seed))
         envs, steps = np.arange(plan.inference_batch, dtype=np.int32), np.ones(plan.inference_batch, np.int32)
 
         def choose(device: jax.Device, env_id: np.ndarray) -> Work:
             params, env_id = on_device(self._state.params, device), env_id[: plan.inference_batch]
+            act_here = partial(act, jax.device_put(self._act_key, device))
             sight = Sight(run.env, plan.envs_per_actor, device)
 
             def work() -> int:
                 calls = plan.env_batch // plan.inference_batch
-                jax.device_get([act(params, *sight(envs, obs, steps, env_id, steps)) for _ in range(calls)])
+                jax.device_get(
+                    [act_here(params, *sight(envs, obs, steps, env_id, steps)) for _ in range(calls)]
+                )
                 return plan.env_batch
 
             return work
@@ -196,7 +202,7 @@ def made_up_rollout(plan: BatchPlan, env: EnvSpec) -> RolloutBuffer:
     envs = np.arange(plan.envs_per_actor)
     for t in range(1 - env.stack, plan.num_steps + 1):  # below 0: frames from before
         buffer.write(np.full_like(envs, t), envs, obs=random_obs(env, len(envs), rng))
-    for t in range(plan.num_steps + 1):
+    for t in range(plan.num_steps + 1 if env.stack > 1 else 0):
         buffer.write(np.full_like(envs, t), envs, age=np.full_like(envs, env.stack - 1))
     for t in range(plan.num_steps):
         buffer.write(

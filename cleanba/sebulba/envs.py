@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -210,7 +211,8 @@ def _in_background(make: Callable[[], Any]) -> Any:
     """Threads inherit the policy of the one that starts them, and a thread cannot get its own back."""
 
     def in_background() -> Any:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # 0: this thread
+        with suppress(OSError, AttributeError):  # some sandboxes and systems do not have it
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # 0: this thread
         return make()
 
     with ThreadPoolExecutor(1) as thread:

@@ -2,7 +2,7 @@
 
 An Atari observation is the last four frames, three of which were in the one before. Only the newest travels,
 to the actor's device and with the rollout to the learners; the stacks are put together there. A new game
-begins with four times its first frame; a lost life changes nothing.
+begins with four times its first frame; most lost lives change nothing.
 """
 
 from typing import Any, NamedTuple
@@ -29,6 +29,17 @@ def stack_up(frames: Frames) -> Array:
     back = jnp.minimum(jnp.arange(depth - 1, -1, -1), frames.age[..., None])  # [T+1, N, K]
     t = jnp.arange(depth - 1, depth - 1 + steps)[:, None, None] - back
     return frames.frame[t, jnp.arange(envs)[:, None]]
+
+
+def ages(before: np.ndarray, obs: np.ndarray, reset_row: np.ndarray) -> np.ndarray:
+    """i8 [B] of the stacks [B, K, ...], from those of the ones before. A game begins on a reset row, if at
+    all. EnvPool does not always say so: after a lost life it plays no-ops, and the game may end with them. So
+    the frames decide: if they are equal, it makes no difference whether it is a new game."""
+    age = np.minimum(before + 1, obs.shape[1] - 1)
+    for i in np.flatnonzero(reset_row):
+        if (obs[i] == obs[i, -1]).all():
+            age[i] = 0
+    return age
 
 
 class Sight:

@@ -24,7 +24,7 @@ def convolve(x: Array, kernel: Array, *, folded: bool) -> Array:
 
 
 def columns_to_fold(width: int, channels: int, features: int) -> int:
-    """What was fastest on an H200 with 4, 16 and 32 channels in bfloat16."""
+    """What was fastest on an H200 with 4, 16 and 32 channels in bfloat16; in float32 it does no harm."""
     fits = (n for n in (4, 2) if width % n == 0 and n * channels <= 32 and n * features <= 64)
     return next(fits, 1)
 
@@ -67,7 +67,7 @@ def _with_winners(x: Array) -> tuple[Array, tuple[Array, tuple[int, int]]]:
     best, winner = pixels[0], jnp.zeros(pixels[0].shape, jnp.int8)
     for place, pixel in enumerate(pixels[1:], 1):
         better = pixel > best
-        best, winner = jnp.where(better, pixel, best), jnp.where(better, jnp.int8(place), winner)
+        best, winner = lax.max(best, pixel), jnp.where(better, jnp.int8(place), winner)  # of NaN: NaN
     return best, (winner, (height, width))
 
 

@@ -69,7 +69,7 @@ class Totals(NamedTuple):
 
 class Checked(NamedTuple):
     """What must be finite in an optimizer step, in the order in which it goes bad. Of a tensor one number is
-    looked at, which is not finite if one of its entries is not."""
+    looked at, which is not finite if one of its entries is not, or is too large to be squared."""
 
     loss: dict[str, Any]
     gradient: Params
@@ -93,7 +93,7 @@ class Learner:
         self._algorithm = algorithm
         self._plan = plan
         self._mesh = mesh
-        self._key = key  # of the minibatches
+        self._key = replicate(jax.random.key_data(key), mesh)  # of the minibatches
         self._precedence = precedence  # of actors that use the same device at the same time
         self._most_in_flight = 1 if precedence else MOST_IN_FLIGHT  # an actor waits for one at most
         self.chunks_done = 0  # gradient programs started, for whoever watches the progress
@@ -105,7 +105,7 @@ class Learner:
 
         same, cut, each = REPLICATED, OVER_ENVS, PER_LEARNER
         self._prepare = program(self._prepare_batch, (same, cut), cut)
-        self._plan_epoch = program(self._draw_minibatches, (cut, each, same, same), (each, same))
+        self._plan_epoch = program(self._draw_minibatches, (same, cut, each, same, same), (each, same))
         self._differentiate = program(self._chunk_sums, (same, cut, each, same, same), each)
         self._add = jax.jit(partial(jax.tree.map, jnp.add))
         self._step = program(self._optimizer_step, (same, each, each, same), (same, same))
@@ -135,7 +135,7 @@ class Learner:
         steps: list[Array] = []
         in_flight: deque[Array] = deque()
         for epoch in range(self._algorithm.epochs):
-            slots, statistics = self._plan_epoch(batch, env_id, np.int32(update), np.int32(epoch))
+            slots, statistics = self._plan_epoch(self._key, batch, env_id, np.int32(update), np.int32(epoch))
             for minibatch in range(self._plan.num_minibatches):
                 inputs = (state.params, batch, slots, statistics)
                 sums = self._minibatch_sums(*inputs, minibatch, in_flight)
@@ -196,8 +196,9 @@ class Learner:
             rollout = rollout._replace(obs=stack_up(rollout.obs))
         return self._algorithm.prepare(params, rollout)
 
-    def _draw_minibatches(self, batch: Batch, env_id: Array, update: Array, epoch: Array):
-        key = jax.random.fold_in(jax.random.fold_in(self._key, update), epoch)
+    def _draw_minibatches(self, key: Array, batch: Batch, env_id: Array, update: Array, epoch: Array):
+        """The key is an argument, so that a run with another seed finds the program compiled."""
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(key), update), epoch)
         slots = self._algorithm.minibatches(key, env_id)
 
         def statistics_of(slots: Slots) -> Any:

@@ -15,12 +15,15 @@ from cleanba.sebulba.algorithm import Params
 from cleanba.sebulba.args import RunArgs, UsageError
 from cleanba.sebulba.envs import EnvSpec
 from cleanba.sebulba.layers import convolve, max_pool
+from cleanba.sebulba.topology import on_accelerator
 
 SQRT_2 = float(np.sqrt(2))
 NATURE_SMALLEST = 36  # pixels; smaller pictures leave nothing for its last layer
 
 
 class Conv(nn.Module):
+    """3x3. Saved models have the name of this class in those of their params."""
+
     features: int
     dtype: jnp.dtype
     folded: bool
@@ -135,10 +138,11 @@ def make_policy(args: RunArgs, env: EnvSpec) -> Policy:
             f"gives {env.obs_shape}; use impala"
         )
     dtype = jnp.dtype(args.compute_dtype)
-    on_cpu = jax.default_backend() == "cpu"
-    impala = Impala(args.channels, dtype, folded=not on_cpu)
+    impala = Impala(args.channels, dtype, folded=on_accelerator())
     torsos = {"impala": impala, "nature": Nature(dtype), "mlp": None}
-    network: Any = ActorCritic(torsos[name], args.hiddens, env.num_actions, dtype, in_parts=on_cpu)
+    network: Any = ActorCritic(
+        torsos[name], args.hiddens, env.num_actions, dtype, in_parts=not on_accelerator()
+    )
 
     def init(key: Array) -> Params:
         return network.init(key, jnp.zeros((1, *env.obs_shape), env.obs_dtype))

@@ -20,6 +20,7 @@ class Profiler:
         self._folder = folder
         self._first = min(first_update + LEAVE_OUT, updates - 1)
         self._last = min(self._first + UPDATES, updates) - 1
+        self._began = self._cpu = 0.0
 
     def before(self, update: int) -> None:
         if update == self._first:
@@ -32,13 +33,14 @@ class Profiler:
         if update == self._last:
             seconds, cpu = time.perf_counter() - self._began, time.process_time() - self._cpu
             jax.profiler.stop_trace()
-            trace = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+            traces = sorted(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+            busy = busy_seconds(traces[-1]) if traces else {}
             summary = {
                 "updates": [self._first + 1, self._last + 1],
                 "seconds": seconds,
                 "cores": len(os.sched_getaffinity(0)),
                 "cores_used": cpu / seconds,  # by Python, XLA and the environments
-                "devices_busy": {name: busy / seconds for name, busy in busy_seconds(trace).items()},
+                "devices_busy": {name: time / seconds for name, time in busy.items()},
             }
             (self._folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
 

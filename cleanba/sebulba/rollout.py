@@ -53,8 +53,9 @@ class RolloutBuffer:
             terminated=empty(flag),
             truncated=empty(flag),
             valid=empty(flag),
-            age=empty(np.int8, plan.num_steps + 1),
         )
+        if self._before:
+            self._arrays["age"] = empty(np.int8, plan.num_steps + 1)
 
     def write(self, t: np.ndarray, env: np.ndarray, **rows: np.ndarray) -> None:
         """The slots [t, env] of the named arrays; t and env are [B], the arrays [B, ...]. Of stacked frames
@@ -85,12 +86,13 @@ class RolloutBuffer:
     def shard_over_envs(self, mesh: Mesh, local_devices: list[jax.Device]) -> Rollout:
         """Each local learner gets its slice; together with other processes' they are one global array. No
         device talks to another."""
-        placed = {
+        placed: dict[str, Any] = {
             name: put_on_learners(array, OVER_ENVS, mesh, local_devices)
             for name, array in self._arrays.items()
         }
-        age = placed.pop("age")
-        return Rollout(**placed)._replace(**({"obs": Frames(placed["obs"], age)} if self._before else {}))
+        if self._before:
+            placed["obs"] = Frames(placed["obs"], placed.pop("age"))
+        return Rollout(**placed)
 
 
 def put_on_learners(

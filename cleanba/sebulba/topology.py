@@ -71,6 +71,11 @@ class Topology(NamedTuple):
         return Mesh(np.array(devices), (LEARNERS,))
 
 
+def on_accelerator() -> bool:
+    """Otherwise the network uses the cores that step environments."""
+    return jax.default_backend() != "cpu"
+
+
 def _more_devices_hint(devices: list[jax.Device]) -> str:
     if devices[0].platform != "cpu":
         return ""

@@ -16,13 +16,13 @@ import numpy as np
 from jax import Array
 from rich.console import Console
 
-from cleanba.sebulba.actor import Actor, Collected, Version
+from cleanba.sebulba.actor import Actor, Collected, Version, compile_act
 from cleanba.sebulba.algorithm import Algorithm, Params
 from cleanba.sebulba.args import BatchPlan, RunArgs, given_flags, parse_args
 from cleanba.sebulba.channel import Channel, ChannelClosed, Precedence
 from cleanba.sebulba.checkpoint import Keeper, Saved
 from cleanba.sebulba.command import Ended, Stopped, command, no_more_stops, stopping_gently
-from cleanba.sebulba.compilation import compiler_options, keep_compiled
+from cleanba.sebulba.compilation import keep_compiled
 from cleanba.sebulba.determinism import make_deterministic
 from cleanba.sebulba.envs import RESUMED, Envs, EnvSpec, env_seeds, env_spec, env_threads
 from cleanba.sebulba.finish import check_wishes, finish, keep_model, share, surviving
@@ -39,7 +39,6 @@ from cleanba.sebulba.learner import (
 from cleanba.sebulba.logbook import Done, Logbook
 from cleanba.sebulba.metrics import JsonLines, TensorBoard, Timer, WeightsAndBiases, Writer
 from cleanba.sebulba.model import Model
-from cleanba.sebulba.networks import pack
 from cleanba.sebulba.profile import PROFILE, Profiler
 from cleanba.sebulba.records import (
     Learned,
@@ -56,7 +55,7 @@ from cleanba.sebulba.records import (
 from cleanba.sebulba.resume import AUTO, Beginning, choose_beginning
 from cleanba.sebulba.rollout import env_ids_of_actors, env_ids_of_columns, put_on_learners
 from cleanba.sebulba.terminal import Terminal
-from cleanba.sebulba.topology import Topology
+from cleanba.sebulba.topology import Topology, on_accelerator
 
 MakeAlgorithm = Callable[[Any, EnvSpec, BatchPlan], Algorithm]
 Conclude = Callable[[Outcome], None]  # what is left to do with it
@@ -279,20 +278,21 @@ def make_crew(setup: Setup, job: Job, cleanup: ExitStack, profiler: Profiler | N
     key = jax.random.wrap_key_data(saved.key) if saved else jax.random.key(args.seed)
     init_key, act_key, minibatch_key = jax.random.split(key, 3)
     mesh, learner_devices = topology.learner_mesh(), topology.learner_devices()
-    act = jax.jit(lambda *seen: pack(algorithm.act(act_key, *seen)), compiler_options=compiler_options())
-    precedence = Precedence()
-    on_accelerator = jax.default_backend() != "cpu"  # otherwise the environments share cores with the network
+    act = compile_act(algorithm)
+    background = on_accelerator()
     actor_devices = [d for d in topology.actor_devices() for _ in range(args.num_actor_threads)]
+    precedence = Precedence()  # on devices that act and learn at the same time
+    shared = set(learner_devices) if args.concurrency and on_accelerator() else set()
     seed = (args.seed, RESUMED, beginning.resumes) if beginning.resumes else args.seed
     actors = [
         Actor(
-            act=act,
+            act=partial(act, jax.device_put(act_key, device)),
             envs=Envs(
                 env,
                 env_seeds(seed, env_id.tolist()),
-                env_threads(args, plan.actors, background=on_accelerator),
+                env_threads(args, plan.actors, background=background),
                 batch=plan.env_batch,
-                background=on_accelerator,
+                background=background,
             ),
             env=env,
             env_id=env_id,
@@ -302,7 +302,7 @@ def make_crew(setup: Setup, job: Job, cleanup: ExitStack, profiler: Profiler | N
             learner_devices=learner_devices,
             params=wires.params[index],
             rollouts=wires.rollouts[index],
-            precedence=precedence,
+            precedence=precedence if device in shared else Precedence(),
             first_update=beginning.update,
             progress=progress[index : index + 1],
         )
@@ -311,8 +311,8 @@ def make_crew(setup: Setup, job: Job, cleanup: ExitStack, profiler: Profiler | N
         )
     ]
     columns = env_ids_of_columns(plan, job.process)
-    shared = args.concurrency and set(topology.actor_ids) & set(topology.learner_ids)
-    learner = Learner(algorithm, plan, mesh, minibatch_key, precedence if shared else None)
+    gives_way = bool(shared & set(actor_devices))
+    learner = Learner(algorithm, plan, mesh, minibatch_key, precedence if gives_way else None)
     loop = LearnerLoop(
         learner=learner,
         init_key=init_key,
