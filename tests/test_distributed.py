@@ -434,6 +434,7 @@ def test_an_exception_in_one_process_ends_all(start, tmp_path, rank):
         assert list(tmp_path.glob("runs/*/*.cleanrl_model"))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stuck_is_reported_and_all_end(start, tmp_path):
     job = start(
         2, *SMALL.split(), "--stuck-seconds", 10, script=FAILING.format(what="import time; time.sleep(999)")

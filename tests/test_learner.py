@@ -132,11 +132,11 @@ def test_each_epoch_draws_new_minibatches():
         env_ids_of_columns(plan, 0), PER_LEARNER, topology.learner_mesh(), topology.learner_devices()
     )
     batch = {"x": np.zeros((4, 8), np.float32), "valid": np.ones((4, 8), bool)}
-    drawn = {
-        (u, e): np.asarray(learner._plan_epoch(batch, columns, np.int32(u), np.int32(e))[0].t).tobytes()
-        for u in (0, 1)
-        for e in (0, 1)
-    }
+
+    def draw(u, e):
+        return learner._plan_epoch(learner._key, batch, columns, np.int32(u), np.int32(e))[0].t
+
+    drawn = {(u, e): np.asarray(draw(u, e)).tobytes() for u in (0, 1) for e in (0, 1)}
     assert len(set(drawn.values())) == 4
 
 

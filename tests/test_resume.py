@@ -129,9 +129,9 @@ def test_each_resume_has_other_games_and_each_environment_its_own():
 def test_a_run_resumed_twice_counts_twice(run, monkeypatch):
     seeds = []
 
-    def noting(env, env_seeds, threads, batch):
+    def noting(env, env_seeds, threads, **how):
         seeds.append(env_seeds)
-        return Envs(env, env_seeds, threads, batch=batch)
+        return Envs(env, env_seeds, threads, **how)
 
     monkeypatch.setattr("cleanba.sebulba.train.Envs", noting)
     whole, _ = run(**TEN_UPDATES)

@@ -143,9 +143,8 @@ def test_srun_trains_with_peers_that_find_each_other(slurm, tmp_path):
     assert [row["global_step"] for row in read_rows(run_dir)] == [128, 256, 384, 512, 640]
 
 
-@pytest.mark.parametrize(
-    ("env_id", "seeds"), [("CartPole-v1", 2), pytest.param("Breakout-v5", 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("env_id", "seeds"), [("CartPole-v1", 2), ("Breakout-v5", 2)])
 def test_the_benchmark_command_of_the_readme(slurm, tmp_path, env_id, seeds):
     """As written there; small sizes are added. `poetry run` here is what it is in an active environment."""
     (tmp_path / "bin").mkdir()
