@@ -5,6 +5,8 @@
 Prints Markdown tables, for RESULTS.md. First what needs processes of its own, then what this one does: it may
 take a GPU's memory.
 
+- rivals: against Stable-Baselines3 and Sample Factory (against_others.py); on CPUs
+- games: what IMPALA with the given flags comes to on Breakout and Pong
 - defaults: trainings with default flags
 - starts: seconds from the start of the command to the first update, with nothing compiled before and again
 - work: steps/s and memory against environments, steps, actor threads and learner devices. On CPUs several
@@ -63,6 +65,11 @@ def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, s
         "steps_per_second": median(row["charts/SPS_update"] for row in counted),
         "learning_seconds": median(row["stats/learner_learning_seconds"] for row in counted),
         "peak_mib": usage.ru_maxrss / 1024,
+        "curve": [
+            [row["global_step"], row["seconds"], row["charts/avg_episodic_return"]]
+            for row in found[:: max(1, len(found) // 50)] + found[-1:]
+            if "charts/avg_episodic_return" in row
+        ],
     }
 
 
@@ -120,6 +127,28 @@ def defaults(_: argparse.Namespace) -> list[dict]:
     ]
     table(" default flags at lag 1 | steps/s | to the first update ", lines)
     return found
+
+
+def games(args: argparse.Namespace) -> dict:
+    """What the given flags of IMPALA come to on two games."""
+    found = {
+        game: run("impala", f"{args.impala} --env-id {game}", rows=1, updates=args.game_steps)
+        for game in ("Breakout-v5", "Pong-v5")
+    }
+    lines = [
+        [game, f"{one['steps_per_second']:,.0f}", *(f"{x:,.1f}" for x in one["curve"][-1])]
+        for game, one in found.items()
+    ]
+    table(" game | steps/s | steps | seconds | return ", lines)
+    return found
+
+
+def rivals(_: argparse.Namespace) -> dict:
+    """On CPUs."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rivals.json"
+        subprocess.run([sys.executable, "benchmarks/against_others.py", f"--out={out}"], cwd=REPO, check=True)
+        return json.loads(out.read_text())
 
 
 def starts(_: argparse.Namespace) -> dict:
@@ -184,7 +213,15 @@ def chunks(_: argparse.Namespace) -> dict:
     return found
 
 
-PARTS = {"defaults": defaults, "starts": starts, "work": work, "bench": bench, "chunks": chunks}
+PARTS = {
+    "rivals": rivals,
+    "games": games,
+    "defaults": defaults,
+    "starts": starts,
+    "work": work,
+    "bench": bench,
+    "chunks": chunks,
+}
 
 
 def main() -> None:
@@ -192,6 +229,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, required=True)
     for algorithm in ALGORITHMS:
         parser.add_argument(f"--{algorithm}", default="", help="flags of its bench")
+    parser.add_argument("--game-steps", type=int, default=7_000_000, help="of each of the games")
     parser.add_argument("--bench", default="", help="flags of `cleanba bench` itself, for both")
     parser.add_argument("--out", type=Path, help="also write everything here, as JSON")
     args = parser.parse_args()
