@@ -1,4 +1,6 @@
-"""The Atari that the rivals play. Their workers import this, inside environments of their own."""
+"""What the rivals play, and how much. Their workers import this, inside environments of their own."""
+
+import argparse
 
 ATARI = dict(  # as Cleanba's preset "machado"
     stack_num=4,
@@ -14,3 +16,13 @@ ATARI = dict(  # as Cleanba's preset "machado"
     use_fire_reset=True,
     max_episode_steps=27_000,
 )
+
+
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--env-id", default="Breakout-v5")
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--num-steps", type=int, default=32)
+    parser.add_argument("--update-epochs", type=int, default=4)
+    parser.add_argument("--num-minibatches", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--seed", type=int, default=1)

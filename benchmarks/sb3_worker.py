@@ -13,7 +13,7 @@ import envpool
 import stable_baselines3
 import torch
 import torch.nn.functional as F
-from atari import ATARI
+from atari import ATARI, add_sizes
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
@@ -124,13 +124,7 @@ class IterationClock(BaseCallback):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", choices=POLICY_KWARGS, required=True)
-    parser.add_argument("--env-id", default="Breakout-v5")
-    parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--num-steps", type=int, default=32)
-    parser.add_argument("--update-epochs", type=int, default=4)
-    parser.add_argument("--num-minibatches", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--seed", type=int, default=1)
+    add_sizes(parser)
     args = parser.parse_args()
 
     steps = args.num_envs * args.num_steps

@@ -21,7 +21,7 @@ from statistics import median
 import envpool
 import gymnasium
 import torch
-from atari import ATARI
+from atari import ATARI, add_sizes
 from sample_factory.algo.runners.runner import AlgoObserver
 from sample_factory.algo.utils.misc import TRAIN_STATS, ExperimentStatus
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
@@ -114,13 +114,7 @@ def configure(argv: list[str], defaults: dict):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env-id", default="Breakout-v5")
-    parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--num-steps", type=int, default=32)
-    parser.add_argument("--update-epochs", type=int, default=4)
-    parser.add_argument("--num-minibatches", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--seed", type=int, default=1)
+    add_sizes(parser)
     args, overrides = parser.parse_known_args()
 
     register_env(args.env_id, partial(make_pool, args.num_envs))

@@ -285,3 +285,16 @@ def test_an_actor_notices_the_end_within_a_step():
     with pytest.raises(ChannelClosed):
         actor.run()
     assert len(steps) == 1
+
+
+def test_while_an_actor_waits_for_its_actions_others_give_way():
+    waiting = []
+
+    def act(params, obs, env_id, step):
+        waiting.append(actor.precedence._waiting)
+        return Decision(env_id, obs[:, 0], obs[:, 0])
+
+    actor = make_actor(act, Scripted(2, 2), steps=2, updates=1, inference_batch=1)
+    actor.params.put(Version(0, None))
+    actor.run()
+    assert set(waiting) == {1} and actor.precedence._waiting == 0

@@ -68,7 +68,6 @@ def test_another_seed_finds_everything_compiled(run, monkeypatch, tmp_path):
     }
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the options are for CPUs")
 def test_options_that_xla_does_not_know_are_left_out(monkeypatch):
     compiler_options.cache_clear()
     assert compiler_options(), "if this XLA has no such option any more, compilation.py can do without it"

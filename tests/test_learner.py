@@ -11,6 +11,7 @@ import pytest
 from cleanba.cleanba_ppo import Args, minibatches
 from cleanba.sebulba.algorithm import Algorithm, Loss
 from cleanba.sebulba.args import BatchPlan
+from cleanba.sebulba.channel import Precedence
 from cleanba.sebulba.envs import EnvSpec
 from cleanba.sebulba.learner import PER_LEARNER, Learner
 from cleanba.sebulba.rollout import (
@@ -203,3 +204,14 @@ def test_few_chunks_are_in_flight(monkeypatch, chunk_flags):
     monkeypatch.setattr(jax, "block_until_ready", lambda x: waited.append(1) or wait(x))
     update(learner, plan, topology, *data())
     assert dispatched == [max(0, i - 1) for i in range(3 * 4 * plan.chunks)]
+
+
+def test_before_each_chunk_the_learner_gives_way_to_actors_on_its_device():
+    topology = Topology.parse("a0-l0")
+    learner, plan = make(topology, gradient_chunk=1)
+    before = update(learner, plan, topology, *data())
+    given, gives_way = [], Precedence()
+    gives_way.give_way = given.append
+    polite = Learner(learner._algorithm, plan, topology.learner_mesh(), jax.random.key(0), gives_way)
+    assert update(polite, plan, topology, *data()) == before
+    assert len(given) == polite.chunks_done == learner.chunks_done > 1
