@@ -11,7 +11,7 @@ take a GPU's memory.
 - starts: seconds from the start of the command to the first update, with nothing compiled before and again
 - work: steps/s and memory against environments, steps, actor threads and learner devices. On CPUs several
   learners share the cores, so that only what they cost shows.
-- bench: what `cleanba bench` measures, with the given flags, against one ceiling
+- bench: what `cleanba bench` measures, with the given flags
 - chunks: learning alone against --gradient-chunk
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 
 from cleanba import cleanba_bench, cleanba_ppo
 from cleanba.sebulba.args import parse_args
-from cleanba.sebulba.ceilings import Devices, step_environments
+from cleanba.sebulba.ceilings import Devices, RandomPlay, Stepping
 from cleanba.sebulba.command import say
 
 REPO = Path(__file__).resolve().parents[1]
@@ -84,22 +84,22 @@ def table(header: str, lines: list[list]) -> None:
 
 
 def bench(args: argparse.Namespace) -> dict:
-    """What `cleanba bench` does, of both algorithms, with one ceiling if they have the same environments."""
+    """What `cleanba bench` does, of both algorithms."""
     found: dict[str, Any] = {}
+    plays: dict[tuple[Stepping, ...], RandomPlay] = {}  # environments take a while to make
     for algorithm in ALGORITHMS:
         default, make_algorithm = cleanba_bench.ALGORITHMS[algorithm]
         flags = f"{getattr(args, algorithm)} {args.bench}".split()
         given = parse_args(default, description="", argv=flags)
         run_of_it = cleanba_bench.make_run(given, make_algorithm)
-        ways = cleanba_bench.ways(run_of_it)
-        if not found or found["ways"] != ways:
-            stepped = step_environments(run_of_it, ways, given.seconds, given.repeats)
-            found |= {"ways": ways, "stepped": {str(way): rates for way, rates in stepped.items()}}
-            print(found["stepped"], flush=True)
-        parts, training = cleanba_bench.measure(run_of_it, make_algorithm, stepped, given, say)
+        ways = tuple(cleanba_bench.ways(run_of_it))
+        if ways not in plays:
+            plays[ways] = RandomPlay(run_of_it, list(ways), given.seconds)
+        parts, training, stepped = cleanba_bench.measure(run_of_it, make_algorithm, plays[ways], given, say)
         found[algorithm] = {
             "flags": flags,
             "rates": {name: part.rate for name, part in parts.items()},
+            "stepped": {str(way): rates for way, rates in stepped.items()},
             "actor": training.actor,
             "learner": training.learner,
             "peak_gib": cleanba_bench.peak_memory(run_of_it.topology.learner_devices()[0]),

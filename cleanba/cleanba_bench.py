@@ -19,7 +19,7 @@ from rich.table import Table
 from cleanba import cleanba_impala, cleanba_ppo
 from cleanba.sebulba.args import BatchPlan, UsageError, file_name, flag, parse_args
 from cleanba.sebulba.bottleneck import Measured, bottleneck, percent
-from cleanba.sebulba.ceilings import Devices, Run, Stepping, step_environments, ways_to_step
+from cleanba.sebulba.ceilings import Devices, RandomPlay, Run, Stepping, ways_to_step
 from cleanba.sebulba.command import command, need_extra, say
 from cleanba.sebulba.compilation import keep_compiled
 from cleanba.sebulba.determinism import circumstances, make_deterministic
@@ -34,9 +34,9 @@ from cleanba.sebulba.tune import Setting, Tuned, tune_run
 DESCRIPTION = """Measure how fast a run with these flags is on this machine: `cleanba bench ppo` (the default)
 or `cleanba bench impala`.
 
-First its parts alone: the environments with random actions, in the best of several ways (the ceiling of any
-run), inference, learning, and copies to the learners. Then the training itself. What limits it is named, with
-what to change. --total-timesteps counts for nothing here: --train-seconds does."""
+Its parts alone: inference, learning, copies to the learners, and the environments with random actions, in the
+best of several ways: the ceiling of any run. Between two measurements of that comes the training itself. What
+limits it is named, with what to change. --total-timesteps counts for nothing here: --train-seconds does."""
 
 TRIAL = 0.25  # of --train-seconds: a training while tuning
 NOT_HERE = ("track", "save_model", "capture_video", "upload_model", "resume", "distributed", "profile")
@@ -125,22 +125,37 @@ def threads_per_actor(run: Run) -> int:
     return env_threads(run.args, run.plan.actors, background=on_accelerator())
 
 
-def measure(
-    run: Run, make_algorithm: MakeAlgorithm, stepped: dict[Stepping, list[float]], bench: Bench, now: Now
-) -> tuple[Parts, Training]:
-    """Of the ways in which environments were `stepped` the run's own is the first."""
-    parts = measure_alone(run, stepped, bench, now)
+class Found(NamedTuple):
+    parts: Parts
+    training: Training
+    stepped: dict[Stepping, list[float]]  # steps per second of the environments alone, of each repetition
+
+
+def measure(run: Run, make_algorithm: MakeAlgorithm, play: RandomPlay, bench: Bench, now: Now) -> Found:
+    """The environments alone come right before and right after the training: what counts is its share of
+    theirs, and the speed of a machine drifts."""
+    alone = measure_devices(run, bench, now)
+    now("environments")
+    after = bench.repeats // 2
+    stepped = play.rounds(bench.repeats - after)
     now("training")
-    in_turns = 1 / sum(1 / parts[name].rate for name in ("environments", "inference", "learning"))
-    training = measure_training(run, make_algorithm, bench.train_seconds, expected=in_turns)
-    return parts | {"training": Part(f"{len(training.rates)} updates", training.rates)}, training
-
-
-def measure_alone(run: Run, stepped: dict[Stepping, list[float]], bench: Bench, now: Now) -> Parts:
-    """All parts but the training."""
-    plan, times = run.plan, (bench.seconds, bench.repeats)
+    in_turns = sum(1 / part.rate for part in alone.values()) + 1 / median(stepped[play.own])
+    training = measure_training(run, make_algorithm, bench.train_seconds, expected=1 / in_turns)
+    now("environments again")
+    for way, rates in play.rounds(after).items():
+        stepped[way] += rates
     best = max(stepped, key=lambda way: median(stepped[way]))
-    own = next(iter(stepped))
+    parts = {
+        "ceiling": Part(str(best), stepped[best]),
+        "environments": Part(str(play.own), stepped[play.own]),
+        **alone,
+        "training": Part(f"{len(training.rates)} updates", training.rates),
+    }
+    return Found(parts, training, stepped)
+
+
+def measure_devices(run: Run, bench: Bench, now: Now) -> Parts:
+    plan, times = run.plan, (bench.seconds, bench.repeats)
     devices = Devices(run)
     now("inference")
     calls = f"{plan.actors} × batches of {plan.inference_batch}, {run.args.compute_dtype}"
@@ -150,13 +165,7 @@ def measure_alone(run: Run, stepped: dict[Stepping, list[float]], bench: Bench, 
     learning = Part(f"{minibatches}, in chunks of {plan.chunk_rows} rows", devices.learn(*times))
     now("copies")
     copies = Part(f"{plan.actors} × {plan.num_steps} steps × {plan.envs_per_actor}", devices.copy(*times))
-    return {
-        "ceiling": Part(str(best), stepped[best]),
-        "environments": Part(str(own), stepped[own]),
-        "inference": inference,
-        "learning": learning,
-        "copies": copies,
-    }
+    return {"inference": inference, "learning": learning, "copies": copies}
 
 
 def peak_memory(device: jax.Device) -> dict[str, float]:
@@ -252,8 +261,8 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
     title = f"{algorithm} on {args.env_id}  ·  {run.topology} on {device.device_kind}, {cores()} cores"
     show(f"{title}\n")
     with console.status("environments", refresh_per_second=2) as status:  # the cores have other things to do
-        stepped = step_environments(run, ways(run), args.seconds, args.repeats)
-        parts, training = measure(run, make_algorithm, stepped, args, status.update)
+        play = RandomPlay(run, ways(run), args.seconds)
+        parts, training, stepped = measure(run, make_algorithm, play, args, status.update)
         rates = {name: part.rate for name, part in parts.items() if name in Measured._fields}
         measured = Measured(**rates, actor=training.actor, learner=training.learner, platform=device.platform)
         given = Setting.of(args, run.plan, threads_per_actor(run))

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cleanba import cleanba_bench, cleanba_impala, cleanba_ppo
-from cleanba.cleanba_bench import make_run
+from cleanba.cleanba_bench import Bench, Part, make_run
 from cleanba.sebulba.args import BatchPlan
 from cleanba.sebulba.bottleneck import Measured, bottleneck
 from cleanba.sebulba.ceilings import Stepping, steps_per_second, ways_to_step
@@ -65,6 +65,34 @@ def test_the_first_updates_of_a_training_do_not_count():
     training = Training.of(rows)
     assert training == ([50.0, 100.0, 25.0], {"environment": 0.5, "waiting": 0.0}, {"learning": 0.5})
     assert len(Training.of(rows * 4).rates) == 15
+
+
+def test_the_ceiling_is_measured_on_both_sides_of_the_training(monkeypatch):
+    """On a machine that slows down: environments at 1000, then at 600 steps/s; in between, the training."""
+    own, best = Stepping(1, 8, 4, 2), Stepping(1, 8, 8, 2)
+    order = []
+
+    class Slowing:
+        def __init__(self):
+            self.own = own
+
+        def rounds(self, number):
+            order.append(number)
+            rate = 1000.0 if len(order) == 1 else 600.0
+            return {own: [rate - 100] * number, best: [rate] * number}
+
+    def train(run, make_algorithm, seconds, expected):
+        order.append("training")
+        assert expected == pytest.approx(1 / (1 / 900 + 1 / 4500))
+        return Training([700.0, 720.0, 740.0], {}, {})
+
+    monkeypatch.setattr(cleanba_bench, "measure_devices", lambda *_: {"learning": Part("", [4500.0])})
+    monkeypatch.setattr(cleanba_bench, "measure_training", train)
+    found = cleanba_bench.measure(None, None, Slowing(), Bench(repeats=4), now=lambda _: None)
+    assert order == [2, "training", 2]
+    assert found.parts["ceiling"] == (str(best), [1000.0, 1000.0, 600.0, 600.0])
+    assert found.parts["ceiling"].rate == 800 and found.parts["training"].rate == 720
+    assert found.parts["environments"].how == str(own) and list(found.stepped) == [own, best]
 
 
 # --------------------------------------------------------------------------------------------- bottleneck

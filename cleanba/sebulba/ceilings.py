@@ -93,16 +93,25 @@ def ways_to_step(
     return list(dict.fromkeys(ways))[:MOST_WAYS]
 
 
-def step_environments(
-    run: Run, ways: list[Stepping], seconds: float, repeats: int
-) -> dict[Stepping, list[float]]:
-    """Random play in each way, in turns, so that a slow minute of the machine meets all of them. Ways that
-    are far behind after a short first round are left out, but never the first, the run's own."""
-    play = {way: _random_play(run, way) for way in ways}
-    first = {way: steps_per_second(works, min(FIRST_SECONDS, seconds)) for way, works in play.items()}
-    kept = [way for way in ways if first[way] >= CLOSE * max(first.values()) or way == ways[0]]
-    rounds = [{way: steps_per_second(play[way], seconds) for way in kept} for _ in range(repeats)]
-    return {way: [rates[way] for rates in rounds] for way in kept}
+class RandomPlay:
+    """Environments alone, in several ways. Those that are far behind in a short first round are left out, but
+    never the first, the run's own."""
+
+    def __init__(self, run: Run, ways: list[Stepping], seconds: float):
+        play = {way: _random_play(run, way) for way in ways}
+        first = {way: steps_per_second(works, min(FIRST_SECONDS, seconds)) for way, works in play.items()}
+        enough = CLOSE * max(first.values())
+        self.own = ways[0]
+        self._play = {way: play[way] for way in ways if first[way] >= enough or way == self.own}
+        self._seconds = seconds
+
+    def rounds(self, number: int) -> dict[Stepping, list[float]]:
+        """Each way in turn, so that a slow minute of the machine meets all of them."""
+        rounds = [
+            {way: steps_per_second(works, self._seconds) for way, works in self._play.items()}
+            for _ in range(number)
+        ]
+        return {way: [rates[way] for rates in rounds] for way in self._play}
 
 
 def _random_play(run: Run, way: Stepping) -> list[Work]:
