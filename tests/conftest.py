@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import chromium as chromium_browser
 import pytest
 import slurm as slurm_cluster
 
@@ -60,3 +61,13 @@ def slurm():
     slurm_cluster.install()
     with slurm_cluster.start() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """A real browser, installed where it is missing."""
+    if reason := chromium_browser.why_not_here():
+        pytest.skip(reason)
+    chromium_browser.install()
+    with chromium_browser.browser() as browser:
+        yield browser

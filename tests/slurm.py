@@ -16,16 +16,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-COMMAND_OF_PACKAGE = {"munge": "munged", "slurmctld": "slurmctld", "slurmd": "slurmd", "slurm-client": "srun"}
-NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
+import debian
 
-# A daemon that a package starts ends with the namespace; systemd, outside of it, must not start one.
-INSTALL = """
-set -e
-if systemctl=$(command -v systemctl); then mount --bind /bin/true "$systemctl"; fi
-apt-get update
-apt-get install --yes --no-install-recommends -o DPkg::Lock::Timeout=120 "$@"
-"""
+COMMAND_OF_PACKAGE = {"munge": "munged", "slurmctld": "slurmctld", "slurmd": "slurmd", "slurm-client": "srun"}
 
 SLURM_CONF = """
 ClusterName=tests
@@ -126,27 +119,14 @@ class Cluster:
 
 def why_not_here() -> str | None:
     """The reason why this machine cannot have a cluster."""
-    if not Path("/etc/debian_version").exists():
-        return "the tests' SLURM needs Debian, whose packages it installs"
-    if os.geteuid() != 0:
-        return "the tests' SLURM needs root, to install packages and to start daemons"
-    if subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode != 0:
-        return "the tests' SLURM needs a PID namespace, which is not allowed here"
-    return None
+    return debian.why_not_here("the tests' SLURM")
 
 
 def install() -> None:
     """With apt-get, what is missing."""
     missing = [package for package, command in COMMAND_OF_PACKAGE.items() if not shutil.which(command)]
     if missing:
-        command = subprocess.run(
-            [*NAMESPACE, "sh", "-c", INSTALL, "sh", *missing],
-            env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert command.returncode == 0, f"apt-get could not install {missing}\n{command.stdout}"
+        debian.install(*missing)
 
 
 @contextmanager
@@ -157,7 +137,7 @@ def start() -> Iterator[Cluster]:
         cluster = Cluster(Path(name))
         write_files(cluster.folder)
         with subprocess.Popen(
-            [*NAMESPACE, "sh", "-c", DAEMONS],
+            [*debian.NAMESPACE, "sh", "-c", DAEMONS],
             cwd=cluster.folder,
             env=os.environ | cluster.env,
             stdin=subprocess.PIPE,
