@@ -11,6 +11,7 @@ commands:
   eval    play with a trained model
   bench   measure how fast a run is here, and what limits it
   diff    compare two runs, update by update
+  report  tables, figures and a page from many runs
 
 cleanba COMMAND --help lists the flags."""
 
@@ -41,6 +42,10 @@ def main() -> None:
             from cleanba import cleanba_diff
 
             cleanba_diff.main(argv=flags, prog="cleanba diff")
+        case ["report", *flags]:
+            from cleanba import cleanba_report
+
+            cleanba_report.main(argv=flags, prog="cleanba report")
         case [] | ["-h" | "--help"]:
             print(USAGE)
         case [command, *_]:

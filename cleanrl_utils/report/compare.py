@@ -1,0 +1,417 @@
+"""What a report says: runs sorted into groups and games, what counts, what does not, and what follows."""
+
+import csv
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cleanrl_utils import statistics
+from cleanrl_utils.atari_scores import game_of, human_normalized
+from cleanrl_utils.report.runs import RECENT_GAMES, Curve, Run
+from cleanrl_utils.statistics import AGGREGATES, Estimate
+
+POINTS = 120  # of a drawn curve
+EFFICIENCY_POINTS = 40  # of an aggregate against frames
+EFFICIENCY_REPS = 500  # of its bootstrap: it is one for each point
+PROFILE_POINTS = 101
+NO_SETTINGS = {"env_id", "seed", "runs_dir", "resume"}  # differ from run to run anyway
+
+
+class ReportError(Exception):
+    """Nothing can be reported. One line that says why and what to give instead."""
+
+
+class Cell(NamedTuple):
+    """One game of one group."""
+
+    runs: list[Run]  # complete ones, one of each seed: they count
+    short: list[Run]  # they are drawn, and do not count
+
+    @property
+    def scores(self) -> np.ndarray:
+        return np.array([run.score for run in self.runs])
+
+
+class Listed(NamedTuple):
+    """A run, and where it has gone."""
+
+    run: Run
+    group: str
+    game: str
+    standing: str  # counts, short, repeated, no game ended, nothing to read
+
+
+class Comparison(NamedTuple):
+    by: tuple[str, ...]  # flags whose values make a group
+    groups: list[str]
+    games: list[str]
+    cells: dict[tuple[str, str], Cell]  # by group and game
+    listed: list[Listed]
+    published: dict[str, dict[str, float]]  # scores by system and game
+    steps: int | None  # at which all are compared; None: each at its own end
+
+    def cell(self, group: str, game: str) -> Cell:
+        return self.cells.get((group, game), Cell([], []))
+
+
+class Band(NamedTuple):
+    """A mean over seeds, with a 95 % bootstrap interval."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+# ------------------------------------------------------------------------------------------------- sorting
+
+
+def compare(
+    runs: list[Run], by: tuple[str, ...], published: dict[str, dict[str, float]], steps: int | None = None
+) -> Comparison:
+    runs = [run.until(steps) for run in runs] if steps else runs
+    _check_flags(runs, by)
+    listed: list[Listed] = []
+    cells: dict[tuple[str, str], Cell] = {}
+    by_place: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        by_place.setdefault((group_of(run, by), game_name(run), str(run.seed)), []).append(run)
+    for (group, game, _), same in sorted(by_place.items(), key=lambda item: _natural(item[0])):
+        best = max(same, key=lambda run: (run.is_complete, len(run.curve.value) > 0, run.path.name))
+        for run in same:
+            listed.append(Listed(run, group, game, _standing(run, best)))
+        cell = cells.setdefault((group, game), Cell([], []))
+        if best.is_complete:
+            cell.runs.append(best)
+        elif len(best.curve.value):
+            cell.short.append(best)
+    groups = sorted({group for group, _ in cells}, key=_natural)
+    games = sorted({game for _, game in cells}, key=_natural)
+    return Comparison(by, groups, games, cells, listed, published, steps)
+
+
+def _check_flags(runs: list[Run], by: tuple[str, ...]) -> None:
+    known = sorted(set().union(*(run.args for run in runs)))
+    for name in by:
+        if known and name not in known:
+            raise ReportError(f"--group-by {name}: no run has such a flag; they have {', '.join(known)}")
+
+
+def _standing(run: Run, best: Run) -> str:
+    if not len(run.curve.value):
+        return "nothing to read" if run.state in ("empty", "damaged") else "no game ended"
+    if run is not best:
+        return "repeated"
+    return "counts" if run.is_complete else "short"
+
+
+def group_of(run: Run, by: tuple[str, ...]) -> str:
+    values = [_text(run.args.get(name, "?")) for name in by]
+    if len(by) == 1:
+        return values[0]
+    return ", ".join(f"{name} {value}" for name, value in zip(by, values, strict=True))
+
+
+def game_name(run: Run) -> str:
+    """Of an Atari game its name, as its env ids differ between libraries."""
+    return game_of(run.env_id) or run.env_id
+
+
+def _natural(key: Any) -> list[Any]:
+    """2 before 10."""
+    text = "\0".join(key) if isinstance(key, tuple) else key
+    parts = ["".join(chars) for _, chars in itertools.groupby(text, str.isdigit)]
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part.lower()) for part in parts]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value) if isinstance(value, list | dict | bool) or value is None else str(value)
+
+
+def read_published(path: Path) -> dict[str, dict[str, float]]:
+    """Of a CSV with the columns game, system and score."""
+    found: dict[str, dict[str, float]] = {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file)
+            if not {"game", "system", "score"} <= set(table.fieldnames or ()):
+                raise ReportError(f"--baseline {path} needs a first line with game, system and score")
+            for row in table:
+                game = row["game"].strip()
+                scores = found.setdefault(f"{row['system'].strip()} (published)", {})
+                name = game_of(game) or game
+                if name in scores:
+                    raise ReportError(f"--baseline {path}, line {table.line_num}: {game} comes twice")
+                try:
+                    scores[name] = float(row["score"])
+                except (TypeError, ValueError):
+                    line = f"--baseline {path}, line {table.line_num}"
+                    raise ReportError(f"{line}: the score {row['score']!r} is no number") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ReportError(f"--baseline {path} cannot be read ({error}); give a CSV") from error
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- curves
+
+
+def band(cell: Cell, axis: str) -> Band | None:
+    """Over the axis "step" or "seconds", as far as all runs go that count; None if none does."""
+    curves = [run.curve for run in cell.runs]
+    if not curves:
+        return None
+    xs = [getattr(curve, axis) for curve in curves]
+    x, values = _on_a_grid(xs, [curve.value for curve in curves], POINTS)
+    low, high = statistics.mean_band(values)
+    return Band(x, values.mean(0), low, high)
+
+
+def _on_a_grid(xs: list[np.ndarray], values: list[np.ndarray], points: int) -> tuple[np.ndarray, np.ndarray]:
+    start, end = max(x[0] for x in xs), min(x[-1] for x in xs)
+    grid = np.linspace(min(start, end), end, points)
+    return grid, np.array([np.interp(grid, x, y) for x, y in zip(xs, values, strict=True)])
+
+
+# ---------------------------------------------------------------------------------------------- over games
+
+
+class OverGames(NamedTuple):
+    """Human-normalised scores over the games that all groups can be compared on."""
+
+    games: list[str]
+    left_out: dict[str, str]  # other games, and why
+    scores: dict[str, list[np.ndarray]]  # of the groups: [runs] for each of the games
+    published: dict[str, list[np.ndarray]]  # of systems: for those of the games that they have
+
+    @property
+    def all_scores(self) -> dict[str, list[np.ndarray]]:
+        return self.scores | self.published
+
+
+def over_games(comparison: Comparison) -> OverGames:
+    """Games that have a human score, and of each group a run that counts. A group without any run that counts
+    takes no part: it would leave no game to the others."""
+    groups = [
+        group
+        for group in comparison.groups
+        if any(comparison.cell(group, game).runs for game in comparison.games if game_of(game))
+    ]
+    left_out: dict[str, str] = {}
+    for game in comparison.games:
+        lacking = [group for group in groups if not comparison.cell(group, game).runs]
+        if game_of(game) is None:
+            left_out[game] = "no human score is known"
+        elif lacking or not groups:
+            left_out[game] = f"no complete run of {', '.join(lacking or comparison.groups)}"
+    games = [game for game in comparison.games if game not in left_out]
+    scores = {g: [_normalised(game, comparison.cell(g, game).scores) for game in games] for g in groups}
+    published = {
+        system: [_normalised(game, np.array([has[game]])) for game in games if game in has]
+        for system, has in comparison.published.items()
+    }
+    published = {system: scores for system, scores in published.items() if scores}
+    return OverGames(games, left_out, scores if games else {}, published)
+
+
+def _normalised(game: str, scores: np.ndarray) -> np.ndarray:
+    zero, one = (human_normalized(game, score) for score in (0.0, 1.0))
+    assert zero is not None and one is not None
+    return zero + (one - zero) * scores
+
+
+def aggregates(over: OverGames) -> dict[str, dict[str, Estimate]]:
+    """By group or system, then by the name of the aggregate."""
+    return {
+        who: {name: statistics.aggregate(scores, name) for name in AGGREGATES}
+        for who, scores in over.all_scores.items()
+    }
+
+
+def profiles(over: OverGames) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+    """The share of runs above each normalised score, from 0 to where 95 % of all runs are below it."""
+    everything = np.concatenate([run for scores in over.all_scores.values() for run in scores])
+    thresholds = np.linspace(0, max(1.0, float(np.percentile(everything, 95))), PROFILE_POINTS)
+    return thresholds, {
+        who: statistics.performance_profile(scores, thresholds) for who, scores in over.all_scores.items()
+    }
+
+
+def efficiency(comparison: Comparison, over: OverGames) -> dict[str, Band]:
+    """The interquartile mean against frames, as far as all runs go."""
+    runs = {(group, game): comparison.cell(group, game).runs for group in over.scores for game in over.games}
+    frames = [run.curve.step * run.frames for cell in runs.values() for run in cell]
+    if not frames:
+        return {}
+    grid = np.linspace(max(x[0] for x in frames), min(x[-1] for x in frames), EFFICIENCY_POINTS)
+    if grid[0] >= grid[-1]:
+        return {}
+    found = {}
+    for group in over.scores:
+        curves = [
+            np.array([_normalised(game, _at(grid, run.curve, run.frames)) for run in runs[group, game]])
+            for game in over.games
+        ]
+        value, low, high = statistics.aggregate_curve(curves, "iqm", reps=EFFICIENCY_REPS)
+        found[group] = Band(grid, value, low, high)
+    return found
+
+
+def _at(frames: np.ndarray, curve: Curve, frames_per_step: int) -> np.ndarray:
+    return np.interp(frames, curve.step * frames_per_step, curve.value)
+
+
+def improvements(comparison: Comparison) -> dict[tuple[str, str], tuple[Estimate, int]]:
+    """Of each two groups: how likely a run of the first is better than one of the second on a game that both
+    have, and how many games that are. Raw scores will do."""
+    found = {}
+    for a, b in itertools.combinations(comparison.groups, 2):
+        pairs = [
+            (comparison.cell(a, game).scores, comparison.cell(b, game).scores) for game in comparison.games
+        ]
+        pairs = [(x, y) for x, y in pairs if len(x) and len(y)]
+        if pairs:
+            estimate = statistics.probability_of_improvement([x for x, _ in pairs], [y for _, y in pairs])
+            found[a, b] = estimate, len(pairs)
+    return found
+
+
+# ------------------------------------------------------------------------- what differs, what is amiss
+
+
+def settings(comparison: Comparison) -> dict[str, dict[str, list[str]]]:
+    """By flag or circumstance, then by group: its values there. Only what differs; circumstances always."""
+    of_group = {g: [x.run for x in comparison.listed if x.group == g] for g in comparison.groups}
+
+    def values(get: Callable[[Run], dict[str, Any]], name: str) -> dict[str, list[str]]:
+        return {
+            group: list(dict.fromkeys(_text(get(run)[name]) if name in get(run) else "–" for run in runs))
+            for group, runs in of_group.items()
+        }
+
+    every = [x.run for x in comparison.listed]
+    flags = dict.fromkeys(itertools.chain.from_iterable(run.args for run in every))
+    found = {name: values(lambda run: run.args, name) for name in flags if name not in NO_SETTINGS}
+    found = {n: v for n, v in found.items() if len(set(itertools.chain.from_iterable(v.values()))) > 1}
+    about = dict.fromkeys(itertools.chain.from_iterable(run.about for run in every))
+    return found | {name: values(lambda run: run.about, name) for name in about}
+
+
+def problems(comparison: Comparison, over: OverGames) -> dict[str, list[str]]:
+    """What a reader must know, by kind: nothing is averaged away in silence."""
+    found: dict[str, list[str]] = {
+        "Runs that could not be read": [
+            f"{x.run.path.name}: {x.run.damage or x.run.state}"
+            for x in comparison.listed
+            if x.standing == "nothing to read"
+        ],
+        "Runs in which no game ended": [_name(x) for x in comparison.listed if x.standing == "no game ended"],
+        "Damaged files, of which the rest counts": [
+            f"{_name(x)}: {x.run.damage}"
+            for x in comparison.listed
+            if x.run.damage and x.standing != "nothing to read"
+        ],
+        "Short runs: drawn as thin dotted lines, not in scores": [
+            f"{_name(x)}: {x.run.state} at {x.run.step:,} of {_or_unknown(x.run.target)} steps"
+            for x in comparison.listed
+            if x.standing == "short"
+        ],
+        "Seeds that ran more than once: the complete or newest run counts": [
+            f"{_name(x)}: {x.run.path.name} does not count"
+            for x in comparison.listed
+            if x.standing == "repeated"
+        ],
+        "Missing seeds": _missing_seeds(comparison),
+        "Games that not every group has": [
+            f"{game}: not in {', '.join(lacking)}"
+            for game in comparison.games
+            if (lacking := [g for g in comparison.groups if (g, game) not in comparison.cells])
+        ],
+        "Flags that differ within a group": [
+            f"{group}: {name} is {' or '.join(values)}"
+            for name, by_group in settings(comparison).items()
+            for group, values in by_group.items()
+            if len(values) > 1
+        ],
+        "Scores at different numbers of frames": _mixed_frames(comparison),
+        "Env ids that differ within a game": _mixed_env_ids(comparison),
+        f"Scores over fewer than {RECENT_GAMES} games": [
+            f"{_name(x)}: {x.run.games} games ended"
+            for x in comparison.listed
+            if x.standing == "counts" and x.run.games is not None and x.run.games < RECENT_GAMES
+        ],
+    }
+    if over.left_out:
+        found["Games that are in no aggregate over games"] = [
+            f"{g}: {why}" for g, why in over.left_out.items()
+        ]
+    if over.scores and (out := [g for g in comparison.groups if g not in over.scores]):
+        found["Groups that are in no aggregate over games"] = [f"{g}: no complete run" for g in out]
+    if fewer := [
+        f"{s}: {len(x)} of {len(over.games)}" for s, x in over.published.items() if len(x) < len(over.games)
+    ]:
+        found["Published systems with fewer games than the aggregates are over"] = fewer
+    unknown = sorted({g for scores in comparison.published.values() for g in scores} - set(comparison.games))
+    if unknown:
+        found["Published scores of games that nobody ran"] = [", ".join(unknown)]
+    return {kind: lines for kind, lines in found.items() if lines}
+
+
+def _name(x: Listed) -> str:
+    return f"{x.game}, {x.group}, seed {x.run.seed}"
+
+
+def _or_unknown(steps: int) -> str:
+    return f"{steps:,}" if steps else "an unknown number of"
+
+
+def _missing_seeds(comparison: Comparison) -> list[str]:
+    """Against the group's other games; and a line for each group that has fewer than another."""
+    lines = []
+    seeds: dict[str, set[str]] = {}
+    for x in comparison.listed:
+        seeds.setdefault(x.group, set()).add(str(x.run.seed))
+    for group, game in itertools.product(comparison.groups, comparison.games):
+        if cell := comparison.cells.get((group, game)):
+            has = {str(run.seed) for run in [*cell.runs, *cell.short]}
+            if missing := sorted(seeds[group] - has, key=_natural):
+                lines.append(f"{game}, {group}: {', '.join(missing)}")
+    every = set().union(*seeds.values())
+    lines += [
+        f"{group}, all games: {', '.join(sorted(every - has, key=_natural))}"
+        for group, has in seeds.items()
+        if every - has
+    ]
+    return lines
+
+
+def _mixed_frames(comparison: Comparison) -> list[str]:
+    lines = []
+    for game in comparison.games:
+        frames = {
+            group: {run.step * run.frames for run in comparison.cell(group, game).runs}
+            for group in comparison.groups
+        }
+        ends = set().union(*frames.values())
+        if ends and min(ends) < 0.98 * max(ends):
+            told = [f"{g} {_listed(f'{n:,}' for n in sorted(has))}" for g, has in frames.items() if has]
+            lines.append(f"{game}: {'; '.join(told)}")
+    return lines
+
+
+def _mixed_env_ids(comparison: Comparison) -> list[str]:
+    ids: dict[str, set[str]] = {}
+    for x in comparison.listed:
+        ids.setdefault(x.game, set()).add(x.run.env_id)
+    return [f"{game}: {_listed(sorted(has))}" for game, has in ids.items() if len(has) > 1]
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return " and ".join(texts)
