@@ -33,6 +33,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return struct.unpack(">8x4x4x2I", path.read_bytes()[:24])
 
 
+@pytest.mark.slow
 def test_a_quiet_page_reports_itself_only(show, tmp_path):
     page = show('<script>console.log("fine")</script>')
     assert page.evaluate("fetch('data:,inside').then(answer => answer.text())") == "inside"
@@ -73,6 +74,7 @@ def test_requests_of_the_page(show, tmp_path):
     assert page.requests[-1] == "http://127.0.0.1:9/later"
 
 
+@pytest.mark.slow
 def test_values_and_exceptions_of_an_expression(show):
     page = show("<p>Text</p>")
     assert page.evaluate("document.querySelector('p').textContent") == "Text"
@@ -83,6 +85,7 @@ def test_values_and_exceptions_of_an_expression(show):
             page.evaluate(js)
 
 
+@pytest.mark.slow
 def test_a_click_is_one_of_the_mouse_also_far_down(show):
     page = show(
         """<style>html { scroll-behavior: smooth }</style><p style="height: 3000px"></p>
@@ -96,6 +99,7 @@ def test_a_click_is_one_of_the_mouse_also_far_down(show):
             page.click(selector)
 
 
+@pytest.mark.slow
 def test_keys(show):
     page = show(
         """<input oninput="window.typed = this.value"><button onclick="window.clicked = true">Go</button>
@@ -109,6 +113,7 @@ def test_keys(show):
     assert page.evaluate("[typed, clicked, ...last]") == ["a", True, "Escape", "Escape"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "mobile"), [(390, True), (1280, False)])
 def test_viewport_and_screenshots(show, tmp_path, width, mobile):
     page = show('<p style="height: 2000px">Text</p>', width, 700, mobile)
@@ -120,11 +125,13 @@ def test_viewport_and_screenshots(show, tmp_path, width, mobile):
     assert png_size(tmp_path / "full.png") == (width, page.evaluate("document.documentElement.scrollHeight"))
 
 
+@pytest.mark.slow
 def test_pages_store_nothing_for_each_other(show):
     show("<p>One</p>").evaluate("localStorage.setItem('key', 'value')")
     assert show("<p>Two</p>").evaluate("localStorage.getItem('key')") is None
 
 
+@pytest.mark.slow
 def test_waits_have_a_limit(show, monkeypatch):
     page = show("<script>setInterval(() => console.log('still here'))</script>")
     monkeypatch.setattr(chromium_module, "TIME_LIMIT", 0.2)
@@ -132,6 +139,7 @@ def test_waits_have_a_limit(show, monkeypatch):
         page.evaluate("new Promise(() => 0)")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_browser(chromium):
     with pytest.raises(ZeroDivisionError), browser() as other:
         main = psutil.Process(other.process.pid)
@@ -145,6 +153,7 @@ def test_nothing_is_left_of_a_browser(chromium):
     assert not Path(folder).exists()
 
 
+@pytest.mark.slow
 def test_the_end_of_a_browser_is_told(chromium):
     with browser() as other:
         os.kill(other.process.pid, 9)

@@ -92,7 +92,7 @@ def test_a_run_from_the_command_line_prints_lines_and_a_summary(tmp_path):
     assert list(run_dir.glob("events.out.tfevents.*"))
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+@pytest.mark.parametrize("algorithm", [pytest.param("ppo", marks=pytest.mark.slow), "impala"])
 def test_the_cleanba_command_trains_too(tmp_path, monkeypatch, capsys, algorithm):
     monkeypatch.setattr(sys, "argv", ["cleanba", algorithm, *SMALL.split(), "--runs-dir", str(tmp_path)])
     cli.main()

@@ -414,7 +414,7 @@ cleanba_ppo.main(argv=sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_an_exception_in_one_process_ends_all(start, tmp_path, rank):
     what = 'open("failed", "w").close(); raise RuntimeError("the emulator caught fire")'
     script = FAILING.format(what=what).replace('== "1"', f'== "{rank}"')
@@ -466,7 +466,14 @@ def test_a_single_process_that_is_stuck_ends_too(start):
     assert "thread actor-0:" in process.said()
 
 
-@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT), (1, signal.SIGUSR1)])
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [
+        pytest.param(0, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGINT, marks=pytest.mark.slow),
+        (1, signal.SIGUSR1),
+    ],
+)
 def test_a_signal_to_one_process_stops_all_after_the_same_update(start, tmp_path, rank, number):
     """With the gradients the wish reaches them all. (JAX's runtime would take SIGTERM over.)"""
     job = start(2, *SMALL.split(), "--save-model")

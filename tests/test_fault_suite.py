@@ -5,7 +5,7 @@ import random
 import pytest
 from fault_suite import FAULTS, impossible_here, play
 
-QUICK = {"SIGKILL", "full disk", "kill in a checkpoint's write"}
+QUICK = {"kill in a checkpoint's write"}
 
 
 @pytest.mark.parametrize(

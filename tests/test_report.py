@@ -149,7 +149,7 @@ def test_without_its_flags_a_run_is_known_by_its_folders_name(tmp_path, text):
 def test_of_a_long_run_some_rows_are_read_and_always_the_last(tmp_path):
     path = make_run(tmp_path, "Breakout-v5", returns=[float(i) for i in range(5_003)])
     curve = read_run(path).curve
-    assert MOST_ROWS <= len(curve.value) <= 1.1 * MOST_ROWS and curve.value[-1] == 5_002
+    assert MOST_ROWS <= len(curve.value) < 2 * MOST_ROWS and curve.value[-1] == 5_002
     with (path / "metrics.jsonl").open("a") as file:
         file.write("cut of")
     assert read_run(path).score == 5_002

@@ -2,13 +2,15 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
 
 from cleanrl_utils.report import compare, figures, tables
 from cleanrl_utils.report.compare import Comparison, OverGames, ReportError
@@ -43,7 +45,7 @@ def workers(tasks: int) -> Iterator[Executor | None]:
 def each(pool: Executor | None, function: Any, tasks: list[Any]) -> list[Any]:
     if pool is None:
         return [function(task) for task in tasks]
-    return list(pool.map(function, tasks, chunksize=max(1, len(tasks) // 64)))
+    return list(pool.map(function, tasks, chunksize=1 + len(tasks) // 100))
 
 
 def make_report(
@@ -115,31 +117,56 @@ def write_table(table: Table, folder: Path) -> None:
 # ------------------------------------------------------------------------------------------------ figures
 
 
+class Drawing(NamedTuple):
+    """A figure that is still to be drawn, maybe in another process."""
+
+    name: str  # of its files
+    alt: str  # what it shows, in words
+    make: Callable[[], Figure]
+
+
 def draw(
     report: Report, all_tables: dict[str, Table], folder: Path, pool: Executor | None, made: str
 ) -> Page:
-    comparison, over = report.comparison, report.over
+    comparison = report.comparison
     looks = {group: Look.of_group(i) for i, group in enumerate(comparison.groups)}
     looks |= {system: Look.of_published(i) for i, system in enumerate(comparison.published)}
-    longest = max((x.run.seconds for x in comparison.listed), default=0.0)
-    axes = (STEPS, figures.time_axis(longest))
-    panels = [[panel(comparison, game, axis) for axis in axes] for game in comparison.games]
-    tasks = [
-        (one, axis, file_of(one.game, axis)) for both in panels for one, axis in zip(both, axes, strict=True)
+    axes = (STEPS, figures.time_axis(max(x.run.seconds for x in comparison.listed)))
+    panels = {(game, axis): panel(comparison, game, axis) for game in comparison.games for axis in axes}
+    drawings = over_all_games(report, looks, [panels[game, STEPS] for game in comparison.games])
+    drawings += [
+        Drawing(
+            file_of(game, axis),
+            f"{game}: return over {axis.label}",
+            partial(figures.curves_of_game, one, looks, axis),
+        )
+        for (game, axis), one in panels.items()
     ]
-    drawn = each(pool, partial(draw_game, looks=looks, folder=folder), tasks)
-    pictures = [
-        Picture(file, svg, f"{one.game}: return over {axis.label}")
-        for (one, axis, file), svg in zip(tasks, drawn, strict=True)
-    ]
-    cards = [
-        Card(game, *pair)
-        for game, pair in zip(comparison.games, zip(pictures[::2], pictures[1::2], strict=True), strict=True)
-    ]
-    over_all = draw_over_games(report, looks, folder, [both[0] for both in panels])
+    drawn = each(pool, partial(draw_one, folder=folder), drawings)
+    pictures = {d.name: Picture(d.name, svg, d.alt) for d, svg in zip(drawings, drawn, strict=True)}
+    cards = [Card(game, *(pictures[file_of(game, axis)] for axis in axes)) for game in comparison.games]
     return Page(
-        comparison, over, report.aggregates, report.problems, looks, cards, over_all, all_tables, made
+        comparison,
+        report.over,
+        report.aggregates,
+        report.problems,
+        looks,
+        cards,
+        pictures,
+        all_tables,
+        made,
     )
+
+
+def draw_one(drawing: Drawing, folder: Path) -> str:
+    with figures.styled():
+        return figures.save(drawing.make(), folder / drawing.name)
+
+
+def file_of(game: str, axis: Axis) -> str:
+    """Games may have any name."""
+    safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in game)
+    return f"curves/{safe}-{axis.name}"
 
 
 def panel(comparison: Comparison, game: str, axis: Axis) -> Panel:
@@ -155,32 +182,19 @@ def panel(comparison: Comparison, game: str, axis: Axis) -> Panel:
     return Panel(game, bands, short, published)
 
 
-def file_of(game: str, axis: Axis) -> str:
-    """Games may have any name."""
-    safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in game)
-    return f"curves/{safe}-{axis.name}"
-
-
-def draw_game(task: tuple[Panel, Axis, str], looks: Looks, folder: Path) -> str:
-    one, axis, file = task
-    with figures.styled():
-        return figures.save(figures.curves_of_game(one, looks, axis), folder / file)
-
-
-def draw_over_games(report: Report, looks: Looks, folder: Path, panels: list[Panel]) -> dict[str, Picture]:
-    comparison, over = report.comparison, report.over
-    with figures.styled():
-        drawn = {"overview": (figures.overview(panels, looks, STEPS), "return of all games")}
-        if over.games:
-            drawn["aggregates"] = (figures.aggregates_figure(report.aggregates, looks), "aggregate scores")
-            thresholds, found = compare.profiles(over)
-            drawn["profiles"] = (figures.profiles_figure(thresholds, found, looks), "performance profiles")
-            if bands := compare.efficiency(comparison, over):
-                drawn["efficiency"] = (figures.efficiency_figure(bands, looks), "sample efficiency")
-        if improvements := compare.improvements(comparison):
-            figure = figures.improvements_figure(improvements, looks)
-            drawn["improvement"] = (figure, "probability of improvement")
-        return {
-            name: Picture(name, figures.save(figure, folder / name), alt)
-            for name, (figure, alt) in drawn.items()
-        }
+def over_all_games(report: Report, looks: Looks, panels: list[Panel]) -> list[Drawing]:
+    """The largest first, so that no process is left with it at the end."""
+    over = report.over
+    found = [Drawing("overview", "return of all games", partial(figures.overview, panels, looks, STEPS))]
+    if over.games:
+        make = partial(figures.aggregates_figure, report.aggregates, looks)
+        found.append(Drawing("aggregates", "aggregate scores", make))
+        make = partial(figures.profiles_figure, *compare.profiles(over), looks)
+        found.append(Drawing("profiles", "performance profiles", make))
+        if bands := compare.efficiency(report.comparison, over):
+            make = partial(figures.efficiency_figure, bands, looks)
+            found.append(Drawing("efficiency", "sample efficiency", make))
+    if improvements := compare.improvements(report.comparison):
+        make = partial(figures.improvements_figure, improvements, looks)
+        found.append(Drawing("improvement", "probability of improvement", make))
+    return found

@@ -63,7 +63,7 @@ class Page(NamedTuple):
     problems: dict[str, list[str]]
     looks: Looks
     cards: list[Card]
-    pictures: dict[str, Picture]  # over all games: overview, aggregates, profiles, efficiency, improvement
+    pictures: dict[str, Picture]  # by name, also those of the cards
     tables: dict[str, Table]
     made: str  # when, and by which version
 
