@@ -3,15 +3,15 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
-from cleanba.sebulba.args import UsageError
-from cleanba.sebulba.command import command, need_extra
-from cleanba.sebulba.records import code_version
+# Not here but below: what imports jax or matplotlib. The processes that draw import this file, too.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cleanrl_utils.report.make import Report
 
 DESCRIPTION = """Compare runs: folders of Cleanba, or of TensorBoard events that CleanRL's scripts left. They
 may be finished, running or broken.
@@ -31,18 +31,22 @@ class Args:
     steps: int | None = None
     """compare after so many steps, what came later does not count; default: each run at its own end"""
     out: Path = Path("report")
-    """folder for the report; one that is there is replaced"""
+    """folder for the report; a report that is there is replaced"""
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
+    from cleanba.sebulba.command import command, need_extra
+
     with command() as console:
         args = tyro.cli(Args, args=argv, prog=prog, description=DESCRIPTION)
         check(args)
-        report(args, console)
+        need_extra("a report", "matplotlib", "plot")
+        tell(args, report(args), console)
 
 
 def check(args: Args) -> None:
-    need_extra("a report", "matplotlib", "plot")
+    from cleanba.sebulba.args import UsageError
+
     if not args.runs:
         raise UsageError("no folder is given; give those of runs, e.g. runs/")
     for place in args.runs:
@@ -54,14 +58,16 @@ def check(args: Args) -> None:
         raise UsageError("--group-by is empty; name a flag, e.g. exp_name")
 
 
-def report(args: Args, console: Console) -> None:
-    from cleanrl_utils.report.compare import ReportError  # matplotlib comes with them
+def report(args: Args) -> "Report":
+    from cleanba.sebulba.args import UsageError
+    from cleanba.sebulba.records import code_version
+    from cleanrl_utils.report.compare import ReportError
     from cleanrl_utils.report.make import make_report
 
     code = code_version()
     version = f"cleanba {code.get('version', '')} {code.get('commit', '')[:10]}".strip()
     try:
-        made = make_report(
+        return make_report(
             list(args.runs),
             by=tuple(name.removeprefix("--").replace("-", "_") for name in args.group_by),
             baseline=args.baseline,
@@ -71,27 +77,28 @@ def report(args: Args, console: Console) -> None:
         )
     except ReportError as error:
         raise UsageError(str(error)) from error
-    except OSError as error:
-        raise UsageError(f"--out {args.out} cannot be written ({error}); give another") from error
+
+
+def tell(args: Args, made: "Report", console: "Console") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("group", "runs that count", "of"):
-        table.add_column(name, justify="left" if name == "group" else "right")
+    table.add_column("group")
+    table.add_column("runs that count", justify="right")
     if made.aggregates:
-        table.add_column("IQM × human", justify="right")
+        table.add_column(f"IQM × human over {len(made.over.games)} of {len(made.comparison.games)} games")
     for group in made.comparison.groups:
-        listed = [x for x in made.comparison.listed if x.group == group]
-        cells = [group, str(sum(x.standing == "counts" for x in listed)), str(len(listed))]
+        standings = [x.standing for x in made.comparison.listed if x.group == group]
+        cells = [group, f"{standings.count('counts')} of {len(standings)}"]
         if group in made.aggregates:
-            cells.append("{:.2f} [{:.2f}, {:.2f}]".format(*made.aggregates[group]["iqm"]))
-        table.add_row(*cells)
+            value, low, high = made.aggregates[group]["iqm"]
+            cells.append(f"{value:.2f} [{low:.2f}, {high:.2f}]" if high > low else f"{value:.2f}")
+        table.add_row(*map(Text, cells))
     console.print(table)
     told = [f"{kind}: {len(lines)}" for kind, lines in made.problems.items()]
-    console.print(
-        "\n".join(["", *told, f"the report is {args.out / 'index.html'}"]),
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
-    )
+    lines = ["", *told, f"the report is {args.out / 'index.html'}"]
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
 
 
 if __name__ == "__main__":

@@ -226,6 +226,8 @@ def test_no_way_of_stepping_changes_a_bit_in_fifty_updates(run, which, batch):
 
 # ------------------------------------------------------------------------------------------------ layouts
 
+SAME = 1e-5  # the distance of params that differ by float reassociation alone
+
 # Of 24 environments. Those of two processes are in test_distributed.py.
 LAYOUTS = {
     "a0-l0": dict(local_num_envs=24),
@@ -246,7 +248,7 @@ def check_layouts(run, which, layouts=LAYOUTS, **flags):
         check_lag(rows, lag=1 if flags["concurrency"] else 0)
         assert rows[0]["data_digest"] == reference_rows[0]["data_digest"], f"other data on {name}"
         apart = distance(outcome.model.params, reference.model.params)
-        assert apart < 1e-5, f"other params on {name}"
+        assert apart < SAME, f"other params on {name}"
     return reference
 
 
@@ -264,7 +266,8 @@ def test_layouts_with_the_same_environments_give_the_same_run(run, which, env, c
     reference = check_layouts(run, which, **env, concurrency=concurrency)
     same = ALGORITHMS[which] | env | dict(local_num_envs=24, total_timesteps=16 * 24)
     start, _ = run(sgd(which, scale=0.0), **same)
-    assert distance(start.model.params, reference.model.params) > 1e-3, "SGD did not move: no test"
+    moved = distance(start.model.params, reference.model.params)
+    assert moved > 50 * SAME, "SGD did not move: no test"
 
 
 @each_algorithm

@@ -5,11 +5,13 @@ import fcntl
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import psutil
@@ -18,6 +20,7 @@ from tensorboardX import SummaryWriter
 
 from cleanba import cleanba_report
 from cleanrl_utils.atari_scores import ATARI_SCORES
+from cleanrl_utils.report import figures
 from cleanrl_utils.report.compare import (
     ReportError,
     aggregates,
@@ -85,7 +88,7 @@ def row(update: int, value: float, games: int = 500) -> str:
 
 
 def comparison_of(folder: Path, by=("exp_name",), published=None, steps=None):
-    return compare([read_run(path) for path in find_runs([folder])], by, published or {}, steps)
+    return compare([read_run(path, steps) for path in find_runs([folder])[0]], by, published, steps)
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -117,6 +120,7 @@ def test_a_run_that_goes_on_has_its_file_locked(tmp_path):
     [
         (row(1, 5) + row(2, 6) + row(3, 7)[:-20], "stopped", [5, 6], ""),  # written at this moment
         (row(1, 5) + "nonsense\n" + row(3, 7), "stopped", [5, 7], "metrics.jsonl has damaged lines"),
+        (row(1, 5) + row(2, "x") + row(3, 7), "stopped", [5, 7], "metrics.jsonl has damaged lines"),
         (row(1, 5) + row(2, math.nan) + row(3, 7), "stopped", [5, 7], "metrics.jsonl has damaged lines"),
         (row(1, 5) + row(2, 6) + "\0\0\0\n", "stopped", [5, 6], "metrics.jsonl has damaged lines"),
         (row(1, 5) + row(2, 6) + row(2, 8) + row(3, 9), "stopped", [5, 8, 9], ""),  # went on from update 1
@@ -143,7 +147,41 @@ def test_without_its_flags_a_run_is_known_by_its_folders_name(tmp_path, text):
         (path / "args.json").write_text(text)
     run = read_run(path)
     assert run.args == {"env_id": "Pong-v5", "exp_name": "a__b", "seed": 7}
-    assert run.state == "damaged" and not run.is_complete and "args.json" in run.damage
+    assert run.state == "damaged" and "args.json" in run.damage
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("plan", "batch_size", None),
+        ("plan", "updates", "x"),
+        ("env_options", "frame_skip", None),
+        ("machine", "actor_devices", ["a"]),
+        ("code", "commit", 7),
+        ("args", "total_timesteps", "many"),
+        ("args", "env_id", ["a"]),
+        ("args", "exp_name", None),
+    ],
+)
+def test_odd_values_in_a_record_end_no_report(tmp_path, part, name, value):
+    path = make_run(tmp_path, "Breakout-v5")
+    record = json.loads((path / "args.json").read_text())
+    record[part][name] = value
+    (path / "args.json").write_text(json.dumps(record))
+    assert read_run(path).curve.value.tolist() == [1, 2, 3]
+    comparison_of(tmp_path)
+
+
+def test_a_resumed_run_tells_of_all_its_parts(tmp_path):
+    path = make_run(tmp_path, "Breakout-v5")
+    record = json.loads((path / "args.json").read_text())
+    record["parts"] = [{"code": {"commit": c * 10}, "layout": "a0-l0-d1"} for c in "aab"]
+    (path / "args.json").write_text(json.dumps(record))
+    after_resuming = row(2, 3).replace('"charts/SPS": 50.0, ', "")  # of its first update there is none
+    (path / "metrics.jsonl").write_text(row(1, 2) + after_resuming)
+    run = read_run(path)
+    assert run.about == {"commit": "aaaaaaaaaa → bbbbbbbbbb", "layout": "a0-l0-d1"}
+    assert run.speed == 50 and run.score == 3
 
 
 def test_of_a_long_run_some_rows_are_read_and_always_the_last(tmp_path):
@@ -153,11 +191,33 @@ def test_of_a_long_run_some_rows_are_read_and_always_the_last(tmp_path):
     with (path / "metrics.jsonl").open("a") as file:
         file.write("cut of")
     assert read_run(path).score == 5_002
+    early = read_run(path, steps=750)  # exactly there, however few are read of the whole
+    assert (early.step, early.score, early.is_complete) == (700, 6, True)
 
 
 def test_runs_are_found_wherever_they_are(tmp_path):
     paths = [make_run(tmp_path / "x" / "y", "Breakout-v5"), make_run(tmp_path, "Pong-v5")]
-    assert find_runs([tmp_path, paths[0]]) == sorted(paths)
+    elsewhere = make_run(tmp_path.parent / f"{tmp_path.name}-elsewhere", "Alien-v5")
+    (tmp_path / "link").symlink_to(elsewhere)
+    (tmp_path / "circle").symlink_to(tmp_path)
+    assert find_runs([tmp_path, paths[0], elsewhere]) == (sorted([*paths, tmp_path / "link"]), [])
+
+
+def test_a_folder_that_cannot_be_opened_is_told(tmp_path, monkeypatch):
+    make_run(tmp_path, "Breakout-v5")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def denied(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    paths, failed = find_runs([tmp_path])
+    assert len(paths) == 1 and failed == [f"{tmp_path}/closed: Permission denied"]
+    comparison = compare([read_run(path) for path in paths], ("exp_name",), failed=failed)
+    assert problems(comparison, over_games(comparison))["Folders that could not be opened"] == failed
 
 
 # -------------------------------------------------------------------------------------------- TensorBoard
@@ -172,7 +232,8 @@ def write_events(path: Path, games: list[tuple[int, float]], last_step: int, fla
     writer.add_text("hyperparameters", "|param|value|\n|-|-|\n" + "\n".join(lines))
     for step, value in games:
         writer.add_scalar("charts/episodic_return", value, step, walltime=1000.0 + step)
-    writer.add_scalar("charts/SPS", 42, last_step, walltime=1000.0 + last_step)
+    for step in (last_step - 100, last_step):  # after each update
+        writer.add_scalar("charts/SPS", 42, step, walltime=1000.0 + step)
     writer.close()
     return path
 
@@ -186,13 +247,35 @@ def test_cleanrls_events_are_read_in_place_of_metrics(tmp_path):
     assert run.score == np.mean([value for _, value in games[-100:]])
     assert run.curve.value[0] == 10 and run.curve.value[1] == 12.5  # means of as many as there are
     assert run.curve.step[-1] == 995
-    assert compare([run], ("exp_name",), {}).games == ["Breakout"]
+    assert compare([run], ("exp_name",)).games == ["Breakout"]
+    early = read_run(path, steps=100)
+    assert (early.step, early.games, early.score) == (100, 19, np.mean([value for _, value in games[:19]]))
+
+
+@pytest.mark.parametrize(("last", "complete"), [(1000, True), (901, True), (900, False)])
+def test_events_are_complete_up_to_the_steps_that_fill_no_batch(tmp_path, last, complete):
+    path = write_events(tmp_path / "run", [(100, 1.0)], last)
+    run = read_run(path)
+    assert (run.step, run.batch, run.is_complete) == (last, 100, complete)
+    assert run.state == ("finished" if complete else "running")
+    (file,) = path.iterdir()
+    os.utime(file, (0, 0))
+    assert read_run(path).state == ("finished" if complete else "stopped")
+    assert read_run(path, steps=last).is_complete
+
+
+def test_events_of_a_script_that_went_on_count_once(tmp_path):
+    path = write_events(tmp_path / "run", [(100, 1.0), (200, 3.0)], 200)
+    writer = SummaryWriter(str(path), purge_step=150, filename_suffix=".2")
+    writer.add_scalar("charts/episodic_return", 5.0, 200)
+    writer.close()
+    assert read_run(path).games == 2 and read_run(path).score == 3
 
 
 def test_events_that_stop_in_the_middle(tmp_path):
     path = write_events(tmp_path / "run", [(100, 1.0), (200, 3.0)], 300)
     (file,) = path.iterdir()
-    assert read_run(path).state == "stopped" and read_run(path).score == 2
+    assert read_run(path).score == 2
     whole = file.read_bytes()
     file.write_bytes(whole[:-20])  # a record that is being written
     assert read_run(path).score == 2 and read_run(path).damage == ""
@@ -202,12 +285,18 @@ def test_events_that_stop_in_the_middle(tmp_path):
     assert read_run(path).state == "damaged"
 
 
-def test_the_mean_that_a_script_writes_itself_is_taken(tmp_path):
-    path = write_events(tmp_path / "a__b__1__2", [(100, 1.0)], 100)
-    writer = SummaryWriter(str(path), filename_suffix=".2")
-    writer.add_scalar("charts/avg_episodic_return", 7.0, 900)
-    writer.close()
-    assert read_run(path).score == 7
+def test_the_mean_that_a_script_writes_itself_is_taken_only_if_there_is_nothing_else(tmp_path):
+    for games, score in (([], 7), ([(100, 1.0), (200, 2.0)], 1.5)):
+        path = write_events(tmp_path / f"Pong-v5__b__{len(games)}__2", games, 1000)
+        writer = SummaryWriter(str(path), filename_suffix=".2")
+        writer.add_scalar("charts/avg_episodic_return", 7.0, 900)
+        writer.close()
+        assert read_run(path).score == score
+        comparison = compare([read_run(path)], ("exp_name",))
+        told = problems(comparison, over_games(comparison))
+        assert ("Scores over an unknown number of games, as the script wrote them" in told) == (score == 7)
+    nothing = write_events(tmp_path / "other", [], 1000)
+    assert read_run(nothing).damage == "no charts/episodic_return, but charts/SPS"
 
 
 # ---------------------------------------------------------------------------------------------- comparing
@@ -252,13 +341,11 @@ def test_what_is_amiss_is_told_and_does_not_count(tmp_path):
     assert comparison.cell("ppo", "Breakout").scores.tolist() == [2, 2]
     found = problems(comparison, over)
     assert found == {
-        "Runs that could not be read": ["Pong-v5__ppo__4__1700000000: empty"],
+        "Runs that could not be read": ["Pong-v5__ppo__4__1700000000: no update yet"],
         "Short runs: drawn as thin dotted lines, not in scores": [
             "Breakout, ppo, seed 3: stopped at 100 of 200 steps"
         ],
-        "Seeds that ran more than once: the complete or newest run counts": [
-            "Breakout, ppo, seed 2: again does not count"
-        ],
+        "Runs with the same group, game and seed: one of them counts": ["Breakout, ppo, seed 2: not again"],
         "Missing seeds": [
             "CartPole-v1, impala: 1",
             "Pong, impala: 2",
@@ -267,9 +354,12 @@ def test_what_is_amiss_is_told_and_does_not_count(tmp_path):
             "impala, all games: 3, 4",
         ],
         "Games that not every group has": ["Breakout: not in impala", "CartPole-v1: not in ppo"],
-        "Flags that differ within a group": ["impala: gamma is 0.99 or 0.9"],
+        "Flags and circumstances that differ within a group": ["impala: gamma is 0.99 or 0.9"],
         "Scores at different numbers of frames": ["Pong: impala 1,600; ppo 800"],
-        "Scores over fewer than 100 games": ["Pong, impala, seed 1: 7 games ended"],
+        "Scores over fewer than 100 games": ["Pong, impala, seed 1: 7"],
+        "Games with a single run that counts: intervals know nothing of its luck": [
+            "impala: CartPole-v1, Pong"
+        ],
         "Games that are in no aggregate over games": [
             "Breakout: no complete run of impala",
             "CartPole-v1: no human score is known",
@@ -278,10 +368,47 @@ def test_what_is_amiss_is_told_and_does_not_count(tmp_path):
 
 
 def test_nothing_is_amiss_where_nothing_is(tmp_path):
-    make_run(tmp_path, "Breakout-v5", "ppo")
-    make_run(tmp_path, "Breakout-v5", "impala")
+    for group, seed in itertools.product(("ppo", "impala"), (1, 2)):
+        make_run(tmp_path, "Breakout-v5", group, seed)
     comparison = comparison_of(tmp_path)
     assert problems(comparison, over_games(comparison)) == {}
+
+
+def test_runs_that_differ_in_a_flag_are_no_repetitions(tmp_path):
+    for rate in (0.1, 0.2):
+        make_run(tmp_path, "Breakout-v5", learning_rate=rate, name=f"with {rate}")
+    told = problems(comparison_of(tmp_path), over_games(comparison_of(tmp_path)))
+    (line,) = told["Runs with the same group, game and seed: one of them counts"]
+    assert line == (
+        "Breakout, ppo, seed 1: not with 0.1, which has another learning_rate: "
+        "--group-by learning_rate tells them apart"
+    )
+    by_rate = comparison_of(tmp_path, by=("learning_rate",))
+    assert {x.standing for x in by_rate.listed} == {"counts"}
+
+
+def test_runs_whose_flags_are_lost_make_no_group(tmp_path):
+    make_run(tmp_path, "Breakout-v5")
+    lost = make_run(tmp_path, "Breakout-v5", seed=2)
+    (lost / "args.json").write_text("{")
+    (tmp_path / "of another tool").mkdir()
+    (tmp_path / "of another tool" / "args.json").write_text('{"lr": 1}')
+    comparison = comparison_of(tmp_path)
+    assert (comparison.groups, comparison.games) == (["ppo"], ["Breakout"])
+    assert sorted(x.standing for x in comparison.listed) == ["counts", "not read", "not read"]
+
+
+def test_seeds_that_have_no_time_in_common_make_no_band(tmp_path):
+    make_run(tmp_path, "Breakout-v5", seed=1)
+    late = make_run(tmp_path, "Breakout-v5", seed=2)
+    rows = [json.loads(line) for line in (late / "metrics.jsonl").read_text().splitlines()]
+    later = [one | {"seconds": 100.0 + one["seconds"]} for one in rows]
+    (late / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in later))
+    comparison = comparison_of(tmp_path)
+    cell = comparison.cell("ppo", "Breakout")
+    assert band(cell, "seconds") is None and band(cell, "step") is not None
+    told = problems(comparison, over_games(comparison))
+    assert told["Curves whose seeds have no time in common: not drawn over time"] == ["Breakout, ppo"]
 
 
 def test_all_runs_can_be_compared_at_the_same_steps(tmp_path):
@@ -348,27 +475,26 @@ def test_published_scores_stand_beside_the_runs(tmp_path):
     make_run(tmp_path / "runs", "Pong-v5", "ppo", 1, [1.0, 14.6])
     file = tmp_path / "scores.csv"
     file.write_text(
-        "game,system,score\nBreakout,DQN,30.5\nBreakoutNoFrameskip-v4,Rainbow,59.3\nAlien,DQN,3\n"
+        "game,system,score\nBreakout,DQN,30.5\nPong,DQN,14.6\n"
+        "BreakoutNoFrameskip-v4,Rainbow,59.3\nAlien,DQN,3\n"
     )
     published = read_published(file)
     assert published == {
-        "DQN (published)": {"Breakout": 30.5, "Alien": 3},
+        "DQN (published)": {"Breakout": 30.5, "Pong": 14.6, "Alien": 3},
         "Rainbow (published)": {"Breakout": 59.3},
     }
     comparison = comparison_of(tmp_path / "runs", published=published)
     over = over_games(comparison)
     found = aggregates(over)
     assert found["DQN (published)"]["mean"] == pytest.approx((1, 1, 1))
-    assert found["Rainbow (published)"]["mean"].value == pytest.approx(2)
+    assert "Rainbow (published)" not in found  # it would be over other games
     table = scores_table(comparison)
     assert table.header[1:] == ["ppo", "DQN (published)", "Rainbow (published)"]
     assert [value.text for value in table.rows[0]] == ["Breakout", "16.1", "30.5", "59.3"]
     told = problems(comparison, over)
-    assert (
-        told["Published systems with fewer games than the aggregates are over"][0]
-        == "DQN (published): 1 of 2"
-    )
-    assert told["Published scores of games that nobody ran"] == ["Alien"]
+    lacking = told["Published systems that are in no aggregate: they lack games"]
+    assert lacking == ["Rainbow (published): Pong"]
+    assert told["Published scores of games that nobody ran"] == ["DQN (published): Alien"]
 
 
 @pytest.mark.parametrize(
@@ -377,6 +503,8 @@ def test_published_scores_stand_beside_the_runs(tmp_path):
         ("game,score\nPong,1\n", "needs a first line with game, system and score"),
         ("game,system,score\nPong,DQN,many\n", "line 2: the score 'many' is no number"),
         ("game,system,score\nPong,DQN\n", "line 2: the score None is no number"),
+        ("game,system,score\nPong,DQN,nan\n", "line 2: the score 'nan' is no number"),
+        ("game,system,score\nPong\n", "line 2: no game or no system"),
         ("game,system,score\nPong,DQN,1\nPong-v5,DQN,2\n", "line 3: Pong-v5 comes twice"),
     ],
 )
@@ -422,7 +550,7 @@ def test_every_figure_and_table_comes_in_both_forms(made):
     figures = {path.relative_to(out / "figures") for path in (out / "figures").rglob("*.*")}
     names = {str(path.with_suffix("")) for path in figures}
     assert {"overview", "aggregates", "profiles", "efficiency", "improvement"} < names
-    assert {"curves/Pong-steps", "curves/CartPole-v1-time"} < names
+    assert {"curves/Pong-step", "curves/CartPole-v1-seconds"} < names
     assert {str(path) for path in figures} == {f"{name}{end}" for name in names for end in (".png", ".svg")}
     tables = {path.name for path in (out / "tables").iterdir()}
     names = {"groups", "scores", "settings", "runs", "aggregates", "improvement", "notes"}
@@ -433,6 +561,7 @@ def test_every_figure_and_table_comes_in_both_forms(made):
     assert float(pong["DQN (published) score"]) == 18.9 and float(pong["ppo mean"]) > 0
     markdown = (out / "tables" / "scores.md").read_text().splitlines()
     assert markdown[0] == "| Game | <b>impala</b> | ppo | DQN (published) |" and len(markdown) == 9
+    assert "3 of 4 runs)" in markdown[7]
 
 
 def test_the_same_runs_give_the_same_report_and_nothing_of_an_old_one_stays(made, tmp_path):
@@ -443,13 +572,53 @@ def test_the_same_runs_give_the_same_report_and_nothing_of_an_old_one_stays(made
         make_report([runs], by=("exp_name",), out=out)
         pair.append({path: path.read_bytes() for path in out.rglob("*.*")})
         if not attempt:
-            (out / "figures" / "curves" / "Old-steps.png").write_text("of an earlier report")
+            (out / "figures" / "curves" / "Old-step.png").write_text("of an earlier report")
     assert pair[0] == pair[1] and len(pair[0]) > 40
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_table_keeps_its_columns():
-    folder_with_bar = scores_table(compare([], ("exp_name",), {}))
-    assert as_csv(folder_with_bar) == "\n" and as_markdown(folder_with_bar).startswith("| Game |\n|---|")
+def test_only_a_report_is_replaced(made, tmp_path):
+    (tmp_path / "index.html").write_text("my own")
+    with pytest.raises(ReportError, match="exists and is no report; give another folder"):
+        make_report([made[0]], by=("exp_name",), out=tmp_path)
+    assert (tmp_path / "index.html").read_text() == "my own"
+
+
+def test_a_table_has_a_column_for_a_group_without_scores(tmp_path):
+    make_run(tmp_path, "Breakout-v5", "a|b")
+    make_run(tmp_path, "Breakout-v5", "c", updates=9, finished=False)
+    table = scores_table(comparison_of(tmp_path))
+    header, values = csv.reader(as_csv(table).splitlines())
+    assert dict(zip(header, values, strict=True))["c runs that do not count"] == "1"
+    assert as_markdown(table).splitlines()[::2] == [
+        "| Game | a\\|b | c |",
+        "| Breakout | 3.00 (0.05 × human · 1 run) | – (0 of 1 runs complete) |",
+    ]
+
+
+def test_texts_of_a_figure_are_not_rounded():
+    svg = '<path d="M 1.23456 7.89012"/><!-- 0.00025 --><text x="1.5">0.00025\n0.125</text><text>1.234</text>'
+    assert figures.shorter(svg) == svg.replace("1.23456 7.89012", "1.23 7.89")
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [(0.5, "0.5"), (-0.25, "−0.25"), (0, "0"), (999, "999"), (1500, "1.5k"), (2e6, "2M"), (-21, "−21")],
+)
+def test_numbers_on_axes(x, text):
+    assert figures.round_number(x) == text
+
+
+def test_names_of_any_kind_and_many_groups(tmp_path, capsys):
+    names = ["a$\\frac$", "_hidden", "b[/b]", "c\x00d", "R²", "x/y", "日本", "lone \ud800", "n" * 300]
+    for number, name in enumerate(names):
+        make_run(tmp_path / "runs", "Breakout-v5", name, name=f"{number}")
+        make_run(tmp_path / "runs", f"{name}-v0", "group with a rather long name", name=f"g{number}")
+    cleanba_report.main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
+    assert "b[/b]" in capsys.readouterr().out
+    for path in (tmp_path / "out").rglob("*.svg"):
+        ElementTree.parse(path)
+    assert len(list((tmp_path / "out" / "figures" / "curves").iterdir())) == 4 * 10
 
 
 @pytest.mark.parametrize(
@@ -460,7 +629,8 @@ def test_a_table_keeps_its_columns():
         ("runs --group-by nothing", "--group-by nothing: no run has such a flag"),
         ("runs --baseline none.csv", "--baseline none.csv cannot be read"),
         ("runs --steps 0", "--steps 0 is too small"),
-        ("runs --out file", "--out file cannot be written"),
+        ("runs --out file", "--out file exists and is no report; give another folder"),
+        ("runs --out file/in", "--out file/in cannot be written"),
     ],
 )
 def test_bad_input_is_refused(argv, message, tmp_path, monkeypatch, capsys):
@@ -489,7 +659,7 @@ def test_the_page_in_a_browser(made, chromium, tmp_path):
     assert page.evaluate("document.title") == "<b>impala</b> · ppo"
     assert page.evaluate("[...document.images].every(image => image.alt && image.src.startsWith('data:'))")
     whole = page.evaluate("decodeURIComponent(document.querySelector('.card .steps').src)")
-    assert whole.endswith((made[1] / "figures" / "curves" / "Alien-steps.svg").read_text())
+    assert whole.endswith((made[1] / "figures" / "curves" / "Alien-step.svg").read_text())
 
     games = names_in(page)
     assert games == sorted(games)

@@ -3,7 +3,10 @@
 import csv
 import itertools
 import json
+import math
+import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,12 +40,13 @@ class Cell(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A run, and where it has gone."""
+    """A run, and what became of it."""
 
     run: Run
     group: str
     game: str
-    standing: str  # counts, short, repeated, no game ended, nothing to read
+    standing: str  # counts, short, repeated, no game ended, or not read
+    other_flags: tuple[str, ...] = ()  # of a repeated one: those that differ from the run that counts
 
 
 class Comparison(NamedTuple):
@@ -53,6 +57,7 @@ class Comparison(NamedTuple):
     listed: list[Listed]
     published: dict[str, dict[str, float]]  # scores by system and game
     steps: int | None  # at which all are compared; None: each at its own end
+    failed: list[str]  # folders that could not be looked into
 
     def cell(self, group: str, game: str) -> Cell:
         return self.cells.get((group, game), Cell([], []))
@@ -71,27 +76,48 @@ class Band(NamedTuple):
 
 
 def compare(
-    runs: list[Run], by: tuple[str, ...], published: dict[str, dict[str, float]], steps: int | None = None
+    runs: list[Run],
+    by: tuple[str, ...],
+    published: dict[str, dict[str, float]] | None = None,
+    steps: int | None = None,
+    failed: list[str] | None = None,
 ) -> Comparison:
-    runs = [run.until(steps) for run in runs] if steps else runs
+    """`runs` were read up to `steps`. Those whose flags are lost are in no group."""
     _check_flags(runs, by)
     listed: list[Listed] = []
+    places: dict[tuple[str, str, str], list[Run]] = {}
+    for run in sorted(
+        runs, key=lambda run: (*_order(run, by), game_name(run), _natural(str(run.seed)), run.path)
+    ):
+        if is_lost(run, by):
+            listed.append(Listed(run, group_of(run, by), game_name(run), "not read"))
+        else:
+            places.setdefault((group_of(run, by), game_name(run), str(run.seed)), []).append(run)
     cells: dict[tuple[str, str], Cell] = {}
-    by_place: dict[tuple[str, str, str], list[Run]] = {}
-    for run in runs:
-        by_place.setdefault((group_of(run, by), game_name(run), str(run.seed)), []).append(run)
-    for (group, game, _), same in sorted(by_place.items(), key=lambda item: _natural(item[0])):
-        best = max(same, key=lambda run: (run.is_complete, len(run.curve.value) > 0, run.path.name))
-        for run in same:
-            listed.append(Listed(run, group, game, _standing(run, best)))
+    for (group, game, _), same in places.items():
+        best = max(same, key=lambda run: (len(run.curve.value) > 0, run.is_complete, run.path.name))
+        listed += [Listed(run, group, game, *standing(run, best)) for run in same]
         cell = cells.setdefault((group, game), Cell([], []))
-        if best.is_complete:
-            cell.runs.append(best)
-        elif len(best.curve.value):
-            cell.short.append(best)
-    groups = sorted({group for group, _ in cells}, key=_natural)
+        if len(best.curve.value):
+            (cell.runs if best.is_complete else cell.short).append(best)
+    groups = list(dict.fromkeys(group for group, _ in cells))
     games = sorted({game for _, game in cells}, key=_natural)
-    return Comparison(by, groups, games, cells, listed, published, steps)
+    return Comparison(by, groups, games, cells, listed, published or {}, steps, failed or [])
+
+
+def standing(run: Run, best: Run) -> tuple[str, tuple[str, ...]]:
+    """Of a run and the best one with the same group, game and seed."""
+    if run is not best:
+        names = sorted((run.args.keys() | best.args.keys()) - NO_SETTINGS)
+        return "repeated", tuple(n for n in names if run.args.get(n) != best.args.get(n))
+    if not len(run.curve.value):
+        return "no game ended", ()
+    return "counts" if run.is_complete else "short", ()
+
+
+def is_lost(run: Run, by: tuple[str, ...]) -> bool:
+    """It cannot be put anywhere, or has nothing to show."""
+    return run.state in ("damaged", "empty") or not run.env_id or not set(by) & run.args.keys()
 
 
 def _check_flags(runs: list[Run], by: tuple[str, ...]) -> None:
@@ -101,39 +127,40 @@ def _check_flags(runs: list[Run], by: tuple[str, ...]) -> None:
             raise ReportError(f"--group-by {name}: no run has such a flag; they have {', '.join(known)}")
 
 
-def _standing(run: Run, best: Run) -> str:
-    if not len(run.curve.value):
-        return "nothing to read" if run.state in ("empty", "damaged") else "no game ended"
-    if run is not best:
-        return "repeated"
-    return "counts" if run.is_complete else "short"
-
-
 def group_of(run: Run, by: tuple[str, ...]) -> str:
-    values = [_text(run.args.get(name, "?")) for name in by]
+    values = [as_text(run.args.get(name, "–")) for name in by]
     if len(by) == 1:
         return values[0]
     return ", ".join(f"{name} {value}" for name, value in zip(by, values, strict=True))
 
 
+def _order(run: Run, by: tuple[str, ...]) -> tuple[Any, ...]:
+    """Of its group: numbers as numbers."""
+    values = [run.args.get(name) for name in by]
+    return tuple(
+        (0, x, []) if isinstance(x, int | float) and math.isfinite(x) else (1, 0, _natural(as_text(x)))
+        for x in values
+    )
+
+
 def game_name(run: Run) -> str:
     """Of an Atari game its name, as its env ids differ between libraries."""
-    return game_of(run.env_id) or run.env_id
+    return game_of(run.env_id) or as_text(run.env_id)
 
 
-def _natural(key: Any) -> list[Any]:
+def _natural(text: str) -> list[Any]:
     """2 before 10."""
-    text = "\0".join(key) if isinstance(key, tuple) else key
-    parts = ["".join(chars) for _, chars in itertools.groupby(text, str.isdigit)]
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part.lower()) for part in parts]
+    parts = re.split(r"([0-9]+)", text)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part.lower()) for part in parts]
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
+def as_text(value: Any) -> str:
+    """Of anything that came from a file, fit to be shown and written."""
     if isinstance(value, float):
-        return f"{value:g}"
-    return json.dumps(value) if isinstance(value, list | dict | bool) or value is None else str(value)
+        value = f"{value:g}"
+    elif not isinstance(value, str):
+        value = json.dumps(value, default=str)
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "�", value)
 
 
 def read_published(path: Path) -> dict[str, dict[str, float]]:
@@ -145,16 +172,18 @@ def read_published(path: Path) -> dict[str, dict[str, float]]:
             if not {"game", "system", "score"} <= set(table.fieldnames or ()):
                 raise ReportError(f"--baseline {path} needs a first line with game, system and score")
             for row in table:
-                game = row["game"].strip()
-                scores = found.setdefault(f"{row['system'].strip()} (published)", {})
+                if not row["game"] or not row["system"]:
+                    raise ReportError(f"--baseline {path}, line {table.line_num}: no game or no system")
+                game = as_text(row["game"].strip())
+                scores = found.setdefault(f"{as_text(row['system'].strip())} (published)", {})
                 name = game_of(game) or game
                 if name in scores:
                     raise ReportError(f"--baseline {path}, line {table.line_num}: {game} comes twice")
-                try:
+                with suppress(TypeError, ValueError):
                     scores[name] = float(row["score"])
-                except (TypeError, ValueError):
+                if not math.isfinite(scores.get(name, math.nan)):
                     line = f"--baseline {path}, line {table.line_num}"
-                    raise ReportError(f"{line}: the score {row['score']!r} is no number") from None
+                    raise ReportError(f"{line}: the score {row['score']!r} is no number")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ReportError(f"--baseline {path} cannot be read ({error}); give a CSV") from error
     return found
@@ -164,20 +193,20 @@ def read_published(path: Path) -> dict[str, dict[str, float]]:
 
 
 def band(cell: Cell, axis: str) -> Band | None:
-    """Over the axis "step" or "seconds", as far as all runs go that count; None if none does."""
-    curves = [run.curve for run in cell.runs]
-    if not curves:
+    """Over the axis "step" or "seconds", where all runs are that count; None if there is no such place."""
+    start, end = _in_common(cell, axis)
+    if start > end:
         return None
-    xs = [getattr(curve, axis) for curve in curves]
-    x, values = _on_a_grid(xs, [curve.value for curve in curves], POINTS)
+    grid = np.linspace(start, end, POINTS)
+    values = np.array([np.interp(grid, getattr(run.curve, axis), run.curve.value) for run in cell.runs])
     low, high = statistics.mean_band(values)
-    return Band(x, values.mean(0), low, high)
+    return Band(grid, values.mean(0), low, high)
 
 
-def _on_a_grid(xs: list[np.ndarray], values: list[np.ndarray], points: int) -> tuple[np.ndarray, np.ndarray]:
-    start, end = max(x[0] for x in xs), min(x[-1] for x in xs)
-    grid = np.linspace(min(start, end), end, points)
-    return grid, np.array([np.interp(grid, x, y) for x, y in zip(xs, values, strict=True)])
+def _in_common(cell: Cell, axis: str) -> tuple[float, float]:
+    """Where all curves of the runs that count are; the start is after the end if that is nowhere."""
+    curves = [getattr(run.curve, axis) for run in cell.runs]
+    return max((x[0] for x in curves), default=math.inf), min((x[-1] for x in curves), default=-math.inf)
 
 
 # ---------------------------------------------------------------------------------------------- over games
@@ -189,7 +218,7 @@ class OverGames(NamedTuple):
     games: list[str]
     left_out: dict[str, str]  # other games, and why
     scores: dict[str, list[np.ndarray]]  # of the groups: [runs] for each of the games
-    published: dict[str, list[np.ndarray]]  # of systems: for those of the games that they have
+    published: dict[str, list[np.ndarray]]  # of systems that have them all: [1] for each
 
     @property
     def all_scores(self) -> dict[str, list[np.ndarray]]:
@@ -214,11 +243,11 @@ def over_games(comparison: Comparison) -> OverGames:
     games = [game for game in comparison.games if game not in left_out]
     scores = {g: [_normalised(game, comparison.cell(g, game).scores) for game in games] for g in groups}
     published = {
-        system: [_normalised(game, np.array([has[game]])) for game in games if game in has]
+        system: [_normalised(game, np.array([has[game]])) for game in games]
         for system, has in comparison.published.items()
+        if has.keys() >= set(games)
     }
-    published = {system: scores for system, scores in published.items() if scores}
-    return OverGames(games, left_out, scores if games else {}, published)
+    return OverGames(games, left_out, scores, published) if games else OverGames([], left_out, {}, {})
 
 
 def _normalised(game: str, scores: np.ndarray) -> np.ndarray:
@@ -288,15 +317,18 @@ def improvements(comparison: Comparison) -> dict[tuple[str, str], tuple[Estimate
 
 def settings(comparison: Comparison) -> dict[str, dict[str, list[str]]]:
     """By flag or circumstance, then by group: its values there. Only what differs; circumstances always."""
-    of_group = {g: [x.run for x in comparison.listed if x.group == g] for g in comparison.groups}
+    of_group: dict[str, list[Run]] = {group: [] for group in comparison.groups}
+    for x in comparison.listed:
+        if x.standing != "not read":
+            of_group[x.group].append(x.run)
 
     def values(get: Callable[[Run], dict[str, Any]], name: str) -> dict[str, list[str]]:
         return {
-            group: list(dict.fromkeys(_text(get(run)[name]) if name in get(run) else "–" for run in runs))
+            group: list(dict.fromkeys(as_text(get(run).get(name, "–")) for run in runs))
             for group, runs in of_group.items()
         }
 
-    every = [x.run for x in comparison.listed]
+    every = list(itertools.chain.from_iterable(of_group.values()))
     flags = dict.fromkeys(itertools.chain.from_iterable(run.args for run in every))
     found = {name: values(lambda run: run.args, name) for name in flags if name not in NO_SETTINGS}
     found = {n: v for n, v in found.items() if len(set(itertools.chain.from_iterable(v.values()))) > 1}
@@ -306,27 +338,29 @@ def settings(comparison: Comparison) -> dict[str, dict[str, list[str]]]:
 
 def problems(comparison: Comparison, over: OverGames) -> dict[str, list[str]]:
     """What a reader must know, by kind: nothing is averaged away in silence."""
+    by_standing: dict[str, list[Listed]] = {}
+    for x in comparison.listed:
+        by_standing.setdefault(x.standing, []).append(x)
+    counted = by_standing.get("counts", [])
     found: dict[str, list[str]] = {
+        "Folders that could not be opened": comparison.failed,
         "Runs that could not be read": [
-            f"{x.run.path.name}: {x.run.damage or x.run.state}"
-            for x in comparison.listed
-            if x.standing == "nothing to read"
+            f"{as_text(x.run.path.name)}: {x.run.damage or 'no update yet'}"
+            for x in by_standing.get("not read", [])
         ],
-        "Runs in which no game ended": [_name(x) for x in comparison.listed if x.standing == "no game ended"],
-        "Damaged files, of which the rest counts": [
+        "Runs in which no game ended": [_name(x) for x in by_standing.get("no game ended", [])],
+        "Damaged files, of which the rest is used": [
             f"{_name(x)}: {x.run.damage}"
             for x in comparison.listed
-            if x.run.damage and x.standing != "nothing to read"
+            if x.run.damage and x.standing != "not read"
         ],
         "Short runs: drawn as thin dotted lines, not in scores": [
             f"{_name(x)}: {x.run.state} at {x.run.step:,} of {_or_unknown(x.run.target)} steps"
-            for x in comparison.listed
-            if x.standing == "short"
+            for x in by_standing.get("short", [])
         ],
-        "Seeds that ran more than once: the complete or newest run counts": [
-            f"{_name(x)}: {x.run.path.name} does not count"
-            for x in comparison.listed
-            if x.standing == "repeated"
+        "Runs with the same group, game and seed: one of them counts": [
+            f"{_name(x)}: not {as_text(x.run.path.name)}{_other_flags(x)}"
+            for x in by_standing.get("repeated", [])
         ],
         "Missing seeds": _missing_seeds(comparison),
         "Games that not every group has": [
@@ -334,7 +368,7 @@ def problems(comparison: Comparison, over: OverGames) -> dict[str, list[str]]:
             for game in comparison.games
             if (lacking := [g for g in comparison.groups if (g, game) not in comparison.cells])
         ],
-        "Flags that differ within a group": [
+        "Flags and circumstances that differ within a group": [
             f"{group}: {name} is {' or '.join(values)}"
             for name, by_group in settings(comparison).items()
             for group, values in by_group.items()
@@ -343,32 +377,62 @@ def problems(comparison: Comparison, over: OverGames) -> dict[str, list[str]]:
         "Scores at different numbers of frames": _mixed_frames(comparison),
         "Env ids that differ within a game": _mixed_env_ids(comparison),
         f"Scores over fewer than {RECENT_GAMES} games": [
-            f"{_name(x)}: {x.run.games} games ended"
-            for x in comparison.listed
-            if x.standing == "counts" and x.run.games is not None and x.run.games < RECENT_GAMES
+            f"{_name(x)}: {x.run.games}"
+            for x in counted
+            if x.run.games is not None and x.run.games < RECENT_GAMES
+        ],
+        "Scores over an unknown number of games, as the script wrote them": [
+            _name(x) for x in counted if x.run.games is None
+        ],
+        "Games with a single run that counts: intervals know nothing of its luck": _single_runs(comparison),
+        "Curves whose seeds have no time in common: not drawn over time": [
+            f"{game}, {group}" for (group, game), cell in comparison.cells.items() if _apart(cell)
+        ],
+        "Games that are in no aggregate over games": [f"{g}: {why}" for g, why in over.left_out.items()],
+        "Groups that are in no aggregate over games": [
+            f"{group}: no complete run"
+            for group in comparison.groups
+            if over.games and group not in over.scores
+        ],
+        "Published systems that are in no aggregate: they lack games": [
+            f"{system}: {', '.join(lacking)}"
+            for system, has in comparison.published.items()
+            if (lacking := [game for game in over.games if game not in has])
+        ],
+        "Published scores of games that nobody ran": [
+            f"{system}: {', '.join(others)}"
+            for system, has in comparison.published.items()
+            if (others := sorted(has.keys() - set(comparison.games)))
         ],
     }
-    if over.left_out:
-        found["Games that are in no aggregate over games"] = [
-            f"{g}: {why}" for g, why in over.left_out.items()
-        ]
-    if over.scores and (out := [g for g in comparison.groups if g not in over.scores]):
-        found["Groups that are in no aggregate over games"] = [f"{g}: no complete run" for g in out]
-    if fewer := [
-        f"{s}: {len(x)} of {len(over.games)}" for s, x in over.published.items() if len(x) < len(over.games)
-    ]:
-        found["Published systems with fewer games than the aggregates are over"] = fewer
-    unknown = sorted({g for scores in comparison.published.values() for g in scores} - set(comparison.games))
-    if unknown:
-        found["Published scores of games that nobody ran"] = [", ".join(unknown)]
     return {kind: lines for kind, lines in found.items() if lines}
+
+
+def _other_flags(x: Listed) -> str:
+    if not x.other_flags:
+        return ""
+    return f", which has another {', '.join(x.other_flags)}: --group-by {x.other_flags[0]} tells them apart"
+
+
+def _single_runs(comparison: Comparison) -> list[str]:
+    """By group: which games."""
+    found = []
+    for group in comparison.groups:
+        games = [game for game in comparison.games if len(comparison.cell(group, game).runs) == 1]
+        found += [f"{group}: {', '.join(games)}"] if games else []
+    return found
+
+
+def _apart(cell: Cell) -> bool:
+    start, end = _in_common(cell, "seconds")
+    return bool(cell.runs) and start > end
 
 
 def _name(x: Listed) -> str:
     return f"{x.game}, {x.group}, seed {x.run.seed}"
 
 
-def _or_unknown(steps: int) -> str:
+def _or_unknown(steps: int | None) -> str:
     return f"{steps:,}" if steps else "an unknown number of"
 
 
@@ -377,7 +441,8 @@ def _missing_seeds(comparison: Comparison) -> list[str]:
     lines = []
     seeds: dict[str, set[str]] = {}
     for x in comparison.listed:
-        seeds.setdefault(x.group, set()).add(str(x.run.seed))
+        if x.group in comparison.groups:
+            seeds.setdefault(x.group, set()).add(str(x.run.seed))
     for group, game in itertools.product(comparison.groups, comparison.games):
         if cell := comparison.cells.get((group, game)):
             has = {str(run.seed) for run in [*cell.runs, *cell.short]}
@@ -409,7 +474,8 @@ def _mixed_frames(comparison: Comparison) -> list[str]:
 def _mixed_env_ids(comparison: Comparison) -> list[str]:
     ids: dict[str, set[str]] = {}
     for x in comparison.listed:
-        ids.setdefault(x.game, set()).add(x.run.env_id)
+        if x.standing != "not read":
+            ids.setdefault(x.game, set()).add(as_text(x.run.env_id))
     return [f"{game}: {_listed(sorted(has))}" for game, has in ids.items() if len(has) > 1]
 
 

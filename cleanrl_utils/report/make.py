@@ -1,7 +1,9 @@
 """From run folders to a report's folder."""
 
 import os
+import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -14,20 +16,22 @@ from matplotlib.figure import Figure
 
 from cleanrl_utils.report import compare, figures, tables
 from cleanrl_utils.report.compare import Comparison, OverGames, ReportError
-from cleanrl_utils.report.figures import STEPS, Axis, Look, Looks, Panel
+from cleanrl_utils.report.figures import STEPS, Look, Looks, Panel
 from cleanrl_utils.report.page import Card, Page, Picture
 from cleanrl_utils.report.runs import find_runs, read_run
 from cleanrl_utils.report.tables import Table, as_csv, as_markdown
 from cleanrl_utils.statistics import Estimate
 
 FEW = 20  # runs or figures that one process does sooner than others have started
-MOST_WORKERS = 8
+MOST_WORKERS = 4  # each needs about 100 MiB
+MARK = '<meta name="generator" content="cleanba report">'  # in a page: its folder may be replaced
 
 
 class Report(NamedTuple):
     comparison: Comparison
     over: OverGames
     aggregates: dict[str, dict[str, Estimate]]  # by group or system
+    improvements: dict[tuple[str, str], tuple[Estimate, int]]  # of two groups, and over how many games
     problems: dict[str, list[str]]
 
 
@@ -58,35 +62,59 @@ def make_report(
     made: str = "",
 ) -> Report:
     """Reads everything, then writes everything."""
-    folders = find_runs(places)
+    folders, failed = find_runs(places)
     if not folders:
         raise ReportError(f"no run is in {', '.join(map(str, places))}; give folders of runs, or those above")
     published = compare.read_published(baseline) if baseline else {}
-    with workers(len(folders)) as pool:
-        comparison = compare.compare(each(pool, read_run, folders), by, published, steps)
+    with workers(len(folders)) as pool, replaced(out) as folder:
+        runs = each(pool, partial(read_run, steps=steps), folders)
+        comparison = compare.compare(runs, by, published, steps, failed)
+        if not comparison.groups:
+            damage = {run.damage or run.state for run in runs}
+            raise ReportError(f"none of the {len(runs)} runs can be read ({'; '.join(sorted(damage)[:3])})")
         over = compare.over_games(comparison)
         report = Report(
             comparison,
             over,
-            compare.aggregates(over) if over.games else {},
+            compare.aggregates(over),
+            compare.improvements(comparison),
             compare.problems(comparison, over),
         )
         all_tables = make_tables(report)
-        clear(out)
         for table in all_tables.values():
-            write_table(table, out / "tables")
-        page = draw(report, all_tables, out / "figures", pool, made)
-    (out / "index.html").write_text(page.html())
+            write_text(folder / "tables" / f"{table.name}.csv", as_csv(table))
+            write_text(folder / "tables" / f"{table.name}.md", as_markdown(table))
+        page = draw(report, all_tables, folder / "figures", pool, made)
+        write_text(folder / "index.html", page.html())
     return report
 
 
-def clear(out: Path) -> None:
-    """Of an earlier report, so that nothing of it stays."""
-    if (out / "index.html").exists():
-        for name in ("figures", "tables"):
-            shutil.rmtree(out / name, ignore_errors=True)
-    for name in ("figures", "tables"):
-        (out / name).mkdir(parents=True, exist_ok=True)
+@contextmanager
+def replaced(out: Path) -> Iterator[Path]:
+    """A new folder, which takes the place of `out` when it is complete. Only a report is replaced."""
+    if out.exists():
+        page = out / "index.html"
+        is_report = page.is_file() and MARK in page.read_text(encoding="utf-8", errors="replace")[:2000]
+        if not out.is_dir() or (any(out.iterdir()) and not is_report):
+            raise ReportError(f"--out {out} exists and is no report; give another folder")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=".report-", dir=out.parent))
+    except OSError as error:
+        raise ReportError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
+    try:
+        yield new
+        new.chmod(0o755)
+        if out.exists():
+            shutil.rmtree(out)
+        new.rename(out)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------------------------- tables
@@ -102,16 +130,11 @@ def make_tables(report: Report) -> dict[str, Table]:
     ]
     if report.aggregates:
         found.append(tables.aggregates_table(report.over, report.aggregates))
-    if improvements := compare.improvements(comparison):
-        found.append(tables.improvements_table(improvements))
+    if report.improvements:
+        found.append(tables.improvements_table(report.improvements))
     if report.problems:
         found.append(tables.problems_table(report.problems))
     return {table.name: table for table in found}
-
-
-def write_table(table: Table, folder: Path) -> None:
-    (folder / f"{table.name}.csv").write_text(as_csv(table))
-    (folder / f"{table.name}.md").write_text(as_markdown(table))
 
 
 # ------------------------------------------------------------------------------------------------ figures
@@ -131,20 +154,20 @@ def draw(
     comparison = report.comparison
     looks = {group: Look.of_group(i) for i, group in enumerate(comparison.groups)}
     looks |= {system: Look.of_published(i) for i, system in enumerate(comparison.published)}
-    axes = (STEPS, figures.time_axis(max(x.run.seconds for x in comparison.listed)))
-    panels = {(game, axis): panel(comparison, game, axis) for game in comparison.games for axis in axes}
-    drawings = over_all_games(report, looks, [panels[game, STEPS] for game in comparison.games])
-    drawings += [
-        Drawing(
-            file_of(game, axis),
-            f"{game}: return over {axis.label}",
-            partial(figures.curves_of_game, one, looks, axis),
-        )
-        for (game, axis), one in panels.items()
-    ]
+    drawings = over_all_games(report, looks)
+    files = file_names(comparison.games)
+    for game, file in files.items():
+        for column in ("step", "seconds"):
+            one = panel(comparison, game, column)
+            axis = STEPS if column == "step" else figures.time_axis(one.longest())
+            make = partial(figures.curves_of_game, one, looks, axis)
+            drawings.append(Drawing(f"curves/{file}-{column}", f"{game}: return over {axis.label}", make))
     drawn = each(pool, partial(draw_one, folder=folder), drawings)
     pictures = {d.name: Picture(d.name, svg, d.alt) for d, svg in zip(drawings, drawn, strict=True)}
-    cards = [Card(game, *(pictures[file_of(game, axis)] for axis in axes)) for game in comparison.games]
+    cards = [
+        Card(game, pictures[f"curves/{file}-step"], pictures[f"curves/{file}-seconds"])
+        for game, file in files.items()
+    ]
     return Page(
         comparison,
         report.over,
@@ -163,14 +186,17 @@ def draw_one(drawing: Drawing, folder: Path) -> str:
         return figures.save(drawing.make(), folder / drawing.name)
 
 
-def file_of(game: str, axis: Axis) -> str:
-    """Games may have any name."""
-    safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in game)
-    return f"curves/{safe}-{axis.name}"
+def file_names(games: list[str]) -> dict[str, str]:
+    """Games may have any name; each gets a file name of its own."""
+    found: dict[str, str] = {}
+    for number, game in enumerate(games):
+        safe = re.sub(r"[^\w.+-]", "-", game, flags=re.ASCII)[:60]
+        found[game] = safe if safe not in found.values() else f"{safe}-{number}"
+    return found
 
 
-def panel(comparison: Comparison, game: str, axis: Axis) -> Panel:
-    column = "step" if axis is STEPS else "seconds"
+def panel(comparison: Comparison, game: str, column: str) -> Panel:
+    """Over the "step" or the "seconds" of a curve."""
     cells = {group: comparison.cell(group, game) for group in comparison.groups}
     bands = {group: band for group, cell in cells.items() if (band := compare.band(cell, column))}
     short = {
@@ -182,19 +208,20 @@ def panel(comparison: Comparison, game: str, axis: Axis) -> Panel:
     return Panel(game, bands, short, published)
 
 
-def over_all_games(report: Report, looks: Looks, panels: list[Panel]) -> list[Drawing]:
+def over_all_games(report: Report, looks: Looks) -> list[Drawing]:
     """The largest first, so that no process is left with it at the end."""
-    over = report.over
-    found = [Drawing("overview", "return of all games", partial(figures.overview, panels, looks, STEPS))]
+    comparison, over = report.comparison, report.over
+    panels = [panel(comparison, game, "step") for game in comparison.games]
+    found = [Drawing("overview", "return of all games", partial(figures.overview, panels, looks))]
     if over.games:
-        make = partial(figures.aggregates_figure, report.aggregates, looks)
+        make = partial(figures.aggregates_figure, report.aggregates, looks, len(over.games))
         found.append(Drawing("aggregates", "aggregate scores", make))
         make = partial(figures.profiles_figure, *compare.profiles(over), looks)
         found.append(Drawing("profiles", "performance profiles", make))
-        if bands := compare.efficiency(report.comparison, over):
+        if bands := compare.efficiency(comparison, over):
             make = partial(figures.efficiency_figure, bands, looks)
             found.append(Drawing("efficiency", "sample efficiency", make))
-    if improvements := compare.improvements(report.comparison):
-        make = partial(figures.improvements_figure, improvements, looks)
+    if report.improvements:
+        make = partial(figures.improvements_figure, report.improvements, looks)
         found.append(Drawing("improvement", "probability of improvement", make))
     return found

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from cleanrl_utils.report.compare import Comparison, OverGames
-from cleanrl_utils.report.figures import Look, Looks
+from cleanrl_utils.report.figures import Looks
 from cleanrl_utils.report.tables import Table, Value, words
 from cleanrl_utils.statistics import Estimate
 
@@ -104,18 +104,20 @@ class Page(NamedTuple):
         return f'<p>{escape(said)}</p><div class="tiles">{tiles}</div>'
 
     def _tile(self, index: int, group: str) -> str:
-        scores = self.tables["scores"].rows
+        column = 1 + index
+        shared = [row for row in self.tables["scores"].rows if any(value.is_best for value in row)]
         row = self.tables["groups"].rows[index]
         facts = {"runs that count": row[2].text, "steps/s": row[3].text}
         if len(self.comparison.groups) > 1:
-            won = sum(of_game[1 + index].is_best for of_game in scores)
-            facts["highest mean"] = f"on {won} of {_many(len(scores), 'game')}"
+            won = sum(of_game[column].is_best for of_game in shared)
+            facts["highest mean"] = f"on {won} of {len(shared)} shared games"
         entries = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in facts.items())
         headline = ""
         if group in self.aggregates:
             value, low, high = self.aggregates[group]["iqm"]
-            interval = f"IQM × human, {low:.2f} to {high:.2f}"
-            headline = f'<div class="big">{value:.2f}</div><div class="small">{interval}</div>'
+            said = f"IQM × human over {_many(len(self.over.games), 'game')}"
+            said += f", {low:.2f} to {high:.2f}" if high > low else ""
+            headline = f'<div class="big">{value:.2f}</div><div class="small">{said}</div>'
         return (
             f'<div class="tile" style="--color:{self.looks[group].color}"><h3>{escape(group)}</h3>{headline}'
             f"<dl>{entries}</dl></div>"
@@ -154,7 +156,7 @@ class Page(NamedTuple):
 
     def _curves(self) -> str:
         legend = "".join(
-            f'<span><i class="key" style="border-color:{look.color};border-top-style:{_border(look)}"></i>'
+            f'<span><i class="key" style="border-color:{look.color};border-top-style:{look.dash}"></i>'
             f"{escape(who)}</span>"
             for who, look in self.looks.items()
         )
@@ -171,7 +173,7 @@ class Page(NamedTuple):
             for card in self.cards
         )
         return (
-            "<p>Mean return of the last 100 games, averaged over seeds as far as all of them go, with 95 % "
+            "<p>Mean return of the last 100 games, averaged over seeds where all of them are, with 95 % "
             "intervals. Click a game to see it large. All games in one figure: "
             f'{self.pictures["overview"].links()}</p><div class="bar">{switch}'
             f'{search * (len(self.cards) > MANY_GAMES)}<div class="legend">{legend}</div></div>'
@@ -212,7 +214,8 @@ class Page(NamedTuple):
         whole = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         file = f"tables/{table.name}"
         files = f'<p class="files"><a href="{file}.csv">CSV</a> <a href="{file}.md">Markdown</a></p>'
-        return f'<div class="scroll" tabindex="0">{whole}</div>{files * bool(table.name)}'
+        label = f'role="region" aria-label="table of {table.name or "scores"}"'
+        return f'<div class="scroll" tabindex="0" {label}>{whole}</div>{files * bool(table.name)}'
 
 
 def _cell(value: Value, column: str, published: bool) -> str:
@@ -227,10 +230,6 @@ def _cell(value: Value, column: str, published: bool) -> str:
 
 def _class(names: str) -> str:
     return f' class="{names}"' if names else ""
-
-
-def _border(look: Look) -> str:
-    return "solid" if look.dash == "-" else "dashed"
 
 
 def _many(number: int, what: str) -> str:

@@ -1,33 +1,37 @@
 """Runs as a report sees them: what they were, how far they have come, and their learning curve.
 
-Nothing here raises because of what is in a run's folder: it may be running, cut off or damaged.
+Whatever is in a run's folder, it makes a `Run`: it may be under way, cut off or damaged.
 """
 
 import ast
 import fcntl
 import json
 import math
+import os
 import re
 import struct
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from google.protobuf.message import DecodeError
-from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.crc32c import crc32c
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
 
 from cleanrl_utils.atari_scores import game_of
 
 METRICS, ARGS, FINISHED = "metrics.jsonl", "args.json", "finished.json"  # of a Cleanba run
-EVENTS = "events.out.tfevents.*"  # of TensorBoard
+EVENTS = "events.out.tfevents."  # so begin the names of TensorBoard's files
 FOLDER = re.compile(
     r"(?P<env_id>.+?)__(?P<exp_name>.+)__(?P<seed>\d+)__\d+"
-)  # its name, if nothing else is left
+)  # a name, if nothing else is left
 RECENT_GAMES = 100  # a score is the mean return of so many games
 MOST_ROWS = 200  # of a run are read, or up to twice as many, evenly spread: a curve needs no more
 ATARI_FRAMES = 4  # that an action lasts, where a run does not say
+QUIET_SECONDS = 300  # after which a TensorBoard run that writes nothing is not taken for running
 
 
 class Curve(NamedTuple):
@@ -37,28 +41,30 @@ class Curve(NamedTuple):
     seconds: np.ndarray  # [P]
     value: np.ndarray  # [P]
 
-    def until(self, step: int) -> "Curve":
-        return Curve(*(x[self.step <= step] for x in self))
+
+NO_CURVE = Curve(*(np.empty(0) for _ in Curve._fields))
 
 
 class Run(NamedTuple):
     path: Path
     args: dict[str, Any]  # its flags, as far as they are known
     about: dict[str, str]  # code, hardware, layout
-    state: str  # finished, running, stopped, empty (no update yet) or damaged
+    state: (
+        str  # finished, running, stopped, empty (no update yet) or damaged (its flags or all rows are lost)
+    )
     step: int  # the last one
-    target: int  # at which it ends; 0: not known
-    batch: int  # steps between two rows
+    target: int | None  # the step at which it counts: its own end, or one that was asked for
+    batch: int  # steps from one row to the next
     frames: int  # per step
     seconds: float
     speed: float  # steps per second; NaN: not known
     games: int | None  # that have ended; None: not known
     curve: Curve
-    damage: str  # what is wrong with its files; "": nothing
+    damage: str = ""  # what is wrong with its files
 
     @property
     def env_id(self) -> str:
-        return str(self.args.get("env_id", "unknown"))
+        return str(self.args.get("env_id", ""))
 
     @property
     def seed(self) -> Any:
@@ -66,59 +72,74 @@ class Run(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """It went to the end of its steps, so that its score can be compared."""
-        if self.state in ("empty", "damaged") or not len(self.curve.value):
-            return False
-        at_the_end = self.target > 0 and self.step + self.batch > self.target
-        return self.state == "finished" or at_the_end
+        """It has come to its target, up to the steps that do not fill a batch."""
+        return self.target is not None and self.step + max(1, self.batch) > self.target
 
     @property
     def score(self) -> float:
         return float(self.curve.value[-1])
 
-    def until(self, step: int) -> "Run":
-        """As it was after so many steps, as if it should have ended there."""
-        state = "stopped" if self.state == "finished" and self.step + self.batch <= step else self.state
-        if step >= self.step:
-            return self._replace(target=step, state=state)
-        curve = self.curve.until(step)
-        seconds = float(curve.seconds[-1]) if len(curve.seconds) else 0.0
-        return self._replace(step=step, target=step, state=state, seconds=seconds, games=None, curve=curve)
 
+def find_runs(places: Iterable[Path]) -> tuple[list[Path], list[str]]:
+    """Run folders among and below these, each once, sorted; and what could not be looked into."""
+    found: dict[Path, Path] = {}  # by where they really are
+    seen: set[str] = set()
+    failed: list[str] = []
 
-def find_runs(places: Iterable[Path]) -> list[Path]:
-    """Run folders among and below these, each once, sorted."""
-    found: set[Path] = set()
+    def fail(error: OSError) -> None:
+        failed.append(f"{error.filename}: {error.strerror}")
+
     for place in places:
-        for name in (METRICS, ARGS, EVENTS):
-            found |= {path.parent for path in place.rglob(name)}
-    return sorted(found)
+        for folder, inside, files in os.walk(place, onerror=fail, followlinks=True):
+            real = os.path.realpath(folder)
+            if real in seen:
+                inside.clear()  # a link in a circle, or a place within another
+                continue
+            seen.add(real)
+            if {METRICS, ARGS} & set(files) or any(name.startswith(EVENTS) for name in files):
+                found[Path(real)] = Path(folder)
+    return sorted(found.values()), failed
 
 
-def read_run(path: Path) -> Run:
-    if (path / METRICS).exists() or (path / ARGS).exists():
-        return _read_cleanba(path)
-    return _read_tensorboard(path)
+def read_run(path: Path, steps: int | None = None) -> Run:
+    """What came after so many `steps` is not read."""
+    try:
+        if (path / METRICS).exists() or (path / ARGS).exists():
+            return _read_cleanba(path, steps)
+        return _read_tensorboard(path, steps)
+    except Exception as error:  # one folder must not end the report of a thousand
+        damage = f"cannot be read ({type(error).__name__}: {error})"
+        known = _args_of_name(path)
+        return Run(path, known, {}, "damaged", 0, steps, 0, 1, 0.0, math.nan, None, NO_CURVE, damage)
+
+
+def _args_of_name(path: Path) -> dict[str, Any]:
+    match = FOLDER.fullmatch(path.name)
+    return match.groupdict() | {"seed": int(match["seed"])} if match else {}
+
+
+def _whole(value: Any) -> int:
+    """0 where it is no number: as if it were not there."""
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
 
 
 # ------------------------------------------------------------------------------------- Cleanba's own folders
 
 
-def _read_cleanba(path: Path) -> Run:
+def _read_cleanba(path: Path, steps: int | None) -> Run:
     record, damage = _read_record(path)
-    rows, cut = _read_rows(path / METRICS)
-    damage = "; ".join(filter(None, [damage, cut]))
+    rows, cut = _read_rows(path / METRICS, steps)
     last: dict[str, Any] = rows[-1] if rows else {}
-    args, plan = record.get("args", {}) or _args_of_name(path), record.get("plan", {})
-    if not rows:
-        state = "running" if _is_locked(path / METRICS) else "empty"
-    elif (path / FINISHED).exists():
+    state = "stopped" if rows else "empty"
+    if (path / FINISHED).exists():
         state = "finished"
-    else:
-        state = "running" if _is_locked(path / METRICS) else "stopped"
-    if damage and (not record or not rows):
+    elif _is_locked(path / METRICS):
+        state = "running"
+    if damage or (cut and not rows):
         state = "damaged"
-    batch = int(plan.get("batch_size", 0))
+    args, plan = record.get("args") or _args_of_name(path), record.get("plan", {})
+    batch = _whole(plan.get("batch_size"))
+    own_end = _whole(plan.get("updates")) * batch or _whole(args.get("total_timesteps"))
     played = [row for row in rows if "charts/avg_episodic_return" in row]
     columns = ("global_step", "seconds", "charts/avg_episodic_return")
     return Run(
@@ -126,15 +147,16 @@ def _read_cleanba(path: Path) -> Run:
         args=args,
         about=_about(record),
         state=state,
-        step=int(last.get("global_step", 0)),
-        target=int(plan.get("updates", 0)) * batch or int(args.get("total_timesteps") or 0),
+        step=_whole(last.get("global_step")),
+        target=steps or own_end or None,
         batch=batch,
-        frames=int(record.get("env_options", {}).get("frame_skip", 1)),
+        frames=_whole(record.get("env_options", {}).get("frame_skip")) or 1,
         seconds=float(last.get("seconds", 0.0)),
-        speed=float(last.get("charts/SPS", last.get("charts/SPS_update", np.nan))),
-        games=last.get("stats/games"),
+        # A part of a run has none after its first update, which compiles.
+        speed=next((row["charts/SPS"] for row in reversed(rows) if "charts/SPS" in row), math.nan),
+        games=_whole(last["stats/games"]) if "stats/games" in last else None,
         curve=Curve(*(np.array([row[name] for row in played], np.float64) for name in columns)),
-        damage=damage,
+        damage="; ".join(filter(None, [damage, cut])),
     )
 
 
@@ -143,16 +165,16 @@ def _read_record(path: Path) -> tuple[dict[str, Any], str]:
     try:
         record = json.loads((path / ARGS).read_text())
         groups = ("args", "plan", "env_options", "code", "machine")
-        if all(isinstance(record.get(name, {}), dict) for name in groups) and "args" in record:
+        if "args" in record and all(isinstance(record.get(name, {}), dict) for name in groups):
             return record, ""
     except FileNotFoundError:
         return {}, f"no {ARGS}"
-    except (OSError, ValueError, RecursionError, AttributeError):
+    except (OSError, ValueError, RecursionError, TypeError, AttributeError):
         pass
     return {}, f"{ARGS} is damaged"
 
 
-def _read_rows(path: Path) -> tuple[list[dict[str, Any]], str]:
+def _read_rows(path: Path, steps: int | None) -> tuple[list[dict[str, Any]], str]:
     """Some rows, always with the last good one, and what is wrong with the file. A run that has gone on from
     an earlier checkpoint may have written an update twice: the later one counts."""
     try:
@@ -162,19 +184,22 @@ def _read_rows(path: Path) -> tuple[list[dict[str, Any]], str]:
     except OSError as error:
         return [], f"{METRICS} cannot be read ({error.strerror})"
     lines = lines[:-1]  # what follows the last line break is not complete yet, or nothing
+    if steps:
+        found = (re.search(rb'"global_step": *(\d+)', line) for line in lines)
+        lines = [line for line, step in zip(lines, found, strict=True) if not step or int(step[1]) <= steps]
+    bad = False
+    while lines and not _row(lines[-1]):
+        lines.pop()
+        bad = True
     stride = max(1, len(lines) // MOST_ROWS)
     rows: list[dict[str, Any]] = []
-    bad = 0
-    for index in range((len(lines) - 1) % stride, len(lines), stride):  # so that the last one is in
-        row = _row(lines[index])
-        bad += not row
-        while row and rows and rows[-1]["global_step"] >= row["global_step"]:
+    for line in lines[(len(lines) - 1) % stride :: stride]:  # so that the last one is in
+        if not (row := _row(line)):
+            bad = True
+            continue
+        while rows and rows[-1]["global_step"] >= row["global_step"]:
             rows.pop()
-        rows += [row] if row else []
-    while lines and not _row(lines[-1]):  # the last one that is good
-        lines.pop()
-    if lines and rows and (last := _row(lines[-1]))["global_step"] > rows[-1]["global_step"]:
-        rows.append(last)
+        rows.append(row)
     return rows, f"{METRICS} has damaged lines" if bad else ""
 
 
@@ -202,69 +227,88 @@ def _is_locked(path: Path) -> bool:
 
 
 def _about(record: dict[str, Any]) -> dict[str, str]:
-    code, machine = record.get("code", {}), record.get("machine", {})
-    commit = str(code.get("commit", ""))[:10] + ("+" if code.get("changed") else "")
-    devices = [machine.get(name) for name in ("actor_devices", "learner_devices")]
-    cores = f"{machine['cores']} × {machine.get('cpu', 'CPU')}" if machine.get("cores") else ""
-    hardware = [str(d) for d in dict.fromkeys(devices) if d and d != "cpu"] + [cores] * bool(cores)
+    """Of all parts of a run that was resumed, if they differ."""
+    parts = record.get("parts")
+    parts = [p for p in parts if isinstance(p, dict)] if isinstance(parts, list) else []
+    told = [_about_part(part) for part in parts or [record]]
+    names = dict.fromkeys(name for part in told for name in part)
+    return {name: " → ".join(dict.fromkeys(part[name] for part in told if name in part)) for name in names}
+
+
+def _about_part(part: dict[str, Any]) -> dict[str, str]:
+    code, machine = (x if isinstance(x, dict) else {} for x in (part.get("code"), part.get("machine")))
+    commit = str(code.get("commit", ""))[:10] + "+" * bool(code.get("changed"))
+    devices = [str(machine.get(name) or "cpu") for name in ("actor_devices", "learner_devices")]
+    hardware = [device for device in dict.fromkeys(devices) if device != "cpu"]
+    if machine.get("cores"):
+        hardware.append(f"{machine['cores']} × {machine.get('cpu', 'CPU')}")
     about = {
         "commit": commit or str(code.get("version", "")),
         "hardware": ", ".join(hardware),
-        "layout": str(record.get("layout", "")),
+        "layout": str(part.get("layout", "")),
         "jax": str(machine.get("jax", "")),
     }
     return {name: text for name, text in about.items() if text}
 
 
-def _args_of_name(path: Path) -> dict[str, Any]:
-    match = FOLDER.fullmatch(path.name)
-    return match.groupdict() | {"seed": int(match["seed"])} if match else {}
-
-
 # ----------------------------------------------------------------------------- TensorBoard's event files
 
+PER_GAME, MEAN, SPEED = "charts/episodic_return", "charts/avg_episodic_return", "charts/SPS"
 
-def _read_tensorboard(path: Path) -> Run:
-    """As CleanRL's scripts leave them: a scalar for each game that ends, and the flags as a table."""
-    scalars: dict[str, list[tuple[int, float, float]]] = {}  # by tag: step, wall time, value
+
+class Point(NamedTuple):
+    step: int
+    seconds: float  # since the first event
+    value: float
+
+
+def _read_tensorboard(path: Path, steps: int | None) -> Run:
+    """As CleanRL's scripts leave them: a scalar for each game that ends, and the flags as a table. Some write
+    a mean over fewer games, too; it is used only where there is nothing else."""
+    files = sorted(file for file in path.iterdir() if file.name.startswith(EVENTS))
     args = _args_of_name(path)
+    scalars: dict[str, list[Point]] = {}  # by tag
     damage, first = "", None
-    for file in sorted(path.glob(EVENTS)):
+    for file in files:
         try:
             for event in _events(file.read_bytes()):
                 first = event.wall_time if first is None else first
+                if event.session_log.status == SessionLog.START:  # goes on from here, what came after is void
+                    scalars = {t: [p for p in ps if p.step < event.step] for t, ps in scalars.items()}
                 for value in event.summary.value:
                     if value.tag.startswith("hyperparameters/text_summary"):
                         args |= _args_of_table(value.tensor.string_val)
-                    elif value.tag in ("charts/avg_episodic_return", "charts/episodic_return", "charts/SPS"):
-                        point = (event.step, event.wall_time - first, _number(value))
-                        scalars.setdefault(value.tag, []).append(point)
-        except (OSError, DecodeError, _Damaged) as error:
-            damage = f"{file.name} is damaged: {error}"
-    means = scalars.get("charts/avg_episodic_return")
-    games = scalars.get("charts/episodic_return", [])
-    curve = _curve(means) if means else _curve_of_games(games)
-    step = max((point[0] for points in scalars.values() for point in points), default=0)
-    target = int(args.get("total_timesteps") or 0)
-    speeds = scalars.get("charts/SPS")
-    # The last step that is told is that of the last game that ended, or of the last update.
-    reached = target and step >= 0.98 * target
-    state = "empty" if not len(curve.value) else "finished" if reached else "stopped"
-    return Run(
+                    elif steps is None or event.step <= steps:
+                        point = Point(event.step, event.wall_time - first, _number(value))
+                        if math.isfinite(point.value):
+                            scalars.setdefault(value.tag, []).append(point)
+        except (OSError, _Damaged) as error:
+            damage = f"{file.name} is damaged ({error})"
+    games, speeds = scalars.get(PER_GAME, []), scalars.get(SPEED, [])
+    curve = _curve_of_games(games) if games else _curve(scalars.get(MEAN, []))
+    if not len(curve.value) and not damage:
+        damage = f"no {PER_GAME}, but {', '.join(sorted(scalars)[:4]) or 'nothing'}"
+    ends = [point.step for points in scalars.values() for point in points]
+    run = Run(
         path=path,
         args=args,
         about={},
-        state="damaged" if damage and state == "empty" else state,
-        step=target if reached else step,
-        target=target,
-        batch=int(args.get("batch_size") or 0),
+        state="stopped" if len(curve.value) else "damaged",
+        step=max(ends, default=0),
+        target=steps or _whole(args.get("total_timesteps")) or None,
+        batch=speeds[-1].step - speeds[-2].step if len(speeds) > 1 else 0,
         frames=ATARI_FRAMES if game_of(str(args.get("env_id"))) else 1,
-        seconds=float(curve.seconds[-1]) if len(curve.seconds) else 0.0,
-        speed=speeds[-1][2] if speeds else np.nan,
-        games=len(games) if games else None,
+        seconds=max((points[-1].seconds for points in scalars.values() if points), default=0.0),
+        speed=speeds[-1].value if speeds else math.nan,
+        games=len(games) or None,
         curve=curve,
         damage=damage,
     )
+    if run.state == "stopped" and run.is_complete and not steps:
+        return run._replace(state="finished")
+    if run.state == "stopped" and time.time() - max(f.stat().st_mtime for f in files) < QUIET_SECONDS:
+        return run._replace(state="running")
+    return run
 
 
 class _Damaged(Exception):
@@ -275,18 +319,27 @@ def _events(data: bytes) -> Iterator[Event]:
     """Records: length, its checksum, the event, its checksum. The last may still be under way."""
     at = 0
     while at + 12 <= len(data):
-        (length,) = struct.unpack_from("<Q", data, at)
-        if length > 2**31:
+        length, checksum = struct.unpack_from("<QI", data, at)
+        crc = crc32c(data[at : at + 8])
+        if checksum != ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF:
             raise _Damaged(f"no record at byte {at}")
         if at + 16 + length > len(data):
             return
-        yield Event.FromString(data[at + 12 : at + 12 + length])
+        try:
+            yield Event.FromString(data[at + 12 : at + 12 + length])
+        except Exception as error:  # protobuf's own
+            raise _Damaged(f"no event at byte {at}") from error
         at += 16 + length
 
 
-def _number(value: Any) -> float:
-    """As torch writes it, or as TensorFlow does."""
-    return value.tensor.float_val[0] if value.tensor.float_val else value.simple_value
+def _number(value: Summary.Value) -> float:
+    """As torch writes it, or as TensorFlow does; NaN where it is no scalar."""
+    if value.WhichOneof("value") == "simple_value":
+        return value.simple_value
+    tensor = value.tensor
+    if tensor.tensor_content and tensor.dtype == 1:  # float32
+        return struct.unpack_from("<f", tensor.tensor_content)[0]
+    return next(iter([*tensor.float_val, *tensor.double_val]), math.nan)
 
 
 def _args_of_table(text: Iterable[bytes]) -> dict[str, Any]:
@@ -296,27 +349,26 @@ def _args_of_table(text: Iterable[bytes]) -> dict[str, Any]:
         if match := re.fullmatch(r"\|(\w+)\|(.*)\|", line.strip()):
             try:
                 found[match[1]] = ast.literal_eval(match[2])
-            except (ValueError, SyntaxError):
+            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
                 found[match[1]] = match[2]
     return found
 
 
-def _curve(points: list[tuple[int, float, float]]) -> Curve:
+def _curve(points: list[Point]) -> Curve:
     """In the order of the steps; of a step that comes twice the later."""
-    by_step = {step: (seconds, value) for step, seconds, value in points if np.isfinite(value)}
-    steps = sorted(by_step)
-    seconds = np.maximum.accumulate([by_step[s][0] for s in steps]) if steps else np.empty(0)
-    return Curve(np.array(steps, np.float64), seconds, np.array([by_step[s][1] for s in steps], np.float64))
+    by_step = {point.step: point for point in points}
+    columns = zip(*(by_step[step] for step in sorted(by_step)), strict=True)
+    step, seconds, value = (np.array(x, np.float64) for x in columns) if points else NO_CURVE
+    return Curve(step, np.maximum.accumulate(seconds), value)
 
 
-def _curve_of_games(games: list[tuple[int, float, float]]) -> Curve:
+def _curve_of_games(games: list[Point]) -> Curve:
     """Means over the last games, thinned out."""
-    games = sorted((g for g in games if np.isfinite(g[2])), key=lambda game: game[0])
-    total = np.concatenate([[0.0], np.cumsum([value for _, _, value in games])])
+    games = sorted(games, key=lambda game: game.step)
+    total = np.concatenate([[0.0], np.cumsum([game.value for game in games])])
     stride = max(1, len(games) // MOST_ROWS)
     points = []
     for end in range(len(games), 0, -stride):
         start = max(0, end - RECENT_GAMES)
-        step, seconds, _ = games[end - 1]
-        points.append((step, seconds, (total[end] - total[start]) / (end - start)))
+        points.append(games[end - 1]._replace(value=(total[end] - total[start]) / (end - start)))
     return _curve(points[::-1])

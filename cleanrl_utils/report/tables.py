@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cleanrl_utils.atari_scores import human_normalized
-from cleanrl_utils.report.compare import Comparison, OverGames, settings
+from cleanrl_utils.report.compare import Comparison, OverGames, as_text, settings
 from cleanrl_utils.statistics import Estimate
 
 NOTHING = "–"
@@ -31,7 +31,8 @@ class Table(NamedTuple):
 
 
 def words(text: Any) -> Value:
-    return Value(str(text), str(text).lower(), {"": text})
+    shown = as_text(text)
+    return Value(shown, shown.lower(), {"": shown})
 
 
 def number(x: float, form: str = ",.0f") -> Value:
@@ -41,8 +42,8 @@ def number(x: float, form: str = ",.0f") -> Value:
     return Value(format(x, form), x, {"": x})
 
 
-def nothing(small: str = "") -> Value:
-    return Value(NOTHING, -math.inf, {}, small)
+def nothing(small: str = "", **parts: Any) -> Value:
+    return Value(NOTHING, -math.inf, parts, small)
 
 
 def brief(x: float) -> str:
@@ -51,11 +52,11 @@ def brief(x: float) -> str:
 
 
 def as_csv(table: Table) -> str:
-    """A column for each part of its entries."""
+    """A column for each part of its entries, or an empty one."""
     columns = [
         (index, part)
         for index in range(len(table.header))
-        for part in dict.fromkeys(part for row in table.rows for part in row[index].parts)
+        for part in dict.fromkeys(part for row in table.rows for part in row[index].parts) or [""]
     ]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -70,8 +71,13 @@ def as_markdown(table: Table) -> str:
         return f"| {' | '.join(escaped)} |"
 
     alike = ["---", *["---:"] * (len(table.header) - 1)]
-    bold = [[f"**{v.text}**" if v.is_best else v.text for v in row] for row in table.rows]
-    return "\n".join([line(table.header), f"|{'|'.join(alike)}|", *map(line, bold)]) + "\n"
+    rows = [[_in_markdown(value) for value in row] for row in table.rows]
+    return "\n".join([line(table.header), f"|{'|'.join(alike)}|", *map(line, rows)]) + "\n"
+
+
+def _in_markdown(value: Value) -> str:
+    text = f"**{value.text}**" if value.is_best else value.text
+    return f"{text} ({value.small})" if value.small else text
 
 
 # ------------------------------------------------------------------------------------------------- the tables
@@ -82,7 +88,8 @@ def scores_table(comparison: Comparison) -> Table:
     rows = []
     for game in comparison.games:
         scores = {group: comparison.cell(group, game).scores for group in comparison.groups}
-        best = max((x.mean() for x in scores.values() if len(x)), default=None)
+        means = [x.mean() for x in scores.values() if len(x)]
+        best = float(max(means)) if len(means) > 1 else None  # without a rival there is none
         row = [words(game)]
         for group in comparison.groups:
             row.append(_score(comparison, group, game, best))
@@ -96,10 +103,11 @@ def _score(comparison: Comparison, group: str, game: str, best: float | None) ->
     cell = comparison.cell(group, game)
     scores, total = cell.scores, len(cell.runs) + len(cell.short)
     if not len(scores):
-        return nothing(f"0 of {total} runs complete" if total else "no run")
+        unfinished = {"runs": 0, "runs that do not count": total}
+        return nothing(f"0 of {total} runs complete" if total else "no run", **unfinished)
     mean, deviation = float(scores.mean()), float(scores.std(ddof=1)) if len(scores) > 1 else math.nan
     normalised = human_normalized(game, mean)
-    speed = float(np.nanmean(speeds)) if (speeds := _speeds(cell.runs)) else math.nan
+    speed = float(np.mean(speeds)) if (speeds := _speeds(cell.runs)) else math.nan
     of_runs = f"{len(scores)} of {total} runs" if total > len(scores) else f"{total} run{'s' * (total > 1)}"
     parts = {
         "mean": mean,
@@ -111,7 +119,7 @@ def _score(comparison: Comparison, group: str, game: str, best: float | None) ->
     }
     text = brief(mean) if math.isnan(deviation) else f"{brief(mean)} ± {brief(deviation)}"
     small = of_runs if normalised is None else f"{normalised:.2f} × human · {of_runs}"
-    return Value(text, mean, parts, small, is_best=len(comparison.groups) > 1 and bool(mean == best))
+    return Value(text, mean, parts, small, is_best=mean == best)
 
 
 def _speeds(runs: list[Any]) -> list[float]:
@@ -181,7 +189,7 @@ def settings_table(comparison: Comparison) -> Table:
         [words(name), *(words(" / ".join(by_group[group])) for group in comparison.groups)]
         for name, by_group in settings(comparison).items()
     ]
-    return Table("settings", ["", *comparison.groups], rows)
+    return Table("settings", ["Setting", *comparison.groups], rows)
 
 
 def runs_table(comparison: Comparison) -> Table:
