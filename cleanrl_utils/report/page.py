@@ -110,7 +110,7 @@ class Page(NamedTuple):
         facts = {"runs that count": row[2].text, "steps/s": row[3].text}
         if len(self.comparison.groups) > 1:
             won = sum(of_game[column].is_best for of_game in shared)
-            facts["highest mean"] = f"on {won} of {len(shared)} shared games"
+            facts["highest mean"] = f"{won} of {_many(len(shared), 'game')}"
         entries = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in facts.items())
         headline = ""
         if group in self.aggregates:
