@@ -77,6 +77,8 @@ def report(args: Args) -> "Report":
         )
     except ReportError as error:
         raise UsageError(str(error)) from error
+    except OSError as error:  # a full disk; whatever cannot be read is in the report
+        raise UsageError(f"--out {args.out} cannot be written ({error.strerror}); give another") from error
 
 
 def tell(args: Args, made: "Report", console: "Console") -> None:
