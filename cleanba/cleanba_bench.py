@@ -220,10 +220,10 @@ def advice(tuned: Tuned) -> str:
     return "keep your flags: none of the others was faster"
 
 
-def shares_text(training: Training) -> str:
+def shares_text(actors: dict[str, float], learner: dict[str, float]) -> str:
     return "; ".join(
         f"{who}: " + ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
-        for who, shares in (("actors", training.actor), ("learner", training.learner))
+        for who, shares in (("actors", actors), ("learner", learner))
     )
 
 
@@ -270,7 +270,8 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
         show(table_of_parts(parts))
         memory = peak_memory(device)
         used = ", ".join(f"{gib:.1f} GiB of the {where}'s" for where, gib in memory.items())
-        show(f"\n{shares_text(training)}\nmemory at the peak of all this: {used}\n{verdict}\n")
+        times = shares_text(measured.time_of_actors(), training.learner)
+        show(f"\n{times}\nmemory at the peak of all this: {used}\n{verdict}\n")
         tuned = None
         if args.tune:
             tuned = tune_run(

@@ -514,6 +514,7 @@ def test_a_signal_to_one_process_before_the_training_stops_all(start, tmp_path):
     assert "failed: it was stopped" in job[1].said()
 
 
+@pytest.mark.slow
 def test_something_else_at_the_port_is_ignored(start):
     """A line that is no message, a connection that says nothing, and another job's process."""
     host, port = (address := free_address()).split(":")

@@ -360,7 +360,7 @@ def test_what_is_amiss_is_told_and_does_not_count(tmp_path):
         "Games with a single run that counts: intervals know nothing of its luck": [
             "impala: CartPole-v1, Pong"
         ],
-        "Games that are in no aggregate over games": [
+        "Games without human-normalised scores of every group": [
             "Breakout: no complete run of impala",
             "CartPole-v1: no human score is known",
         ],
@@ -381,7 +381,7 @@ def test_runs_that_differ_in_a_flag_are_no_repetitions(tmp_path):
     (line,) = told["Runs with the same group, game and seed: one of them counts"]
     assert line == (
         "Breakout, ppo, seed 1: not with 0.1, which has another learning_rate: "
-        "--group-by learning_rate tells them apart"
+        "--group-by exp_name learning_rate tells them apart"
     )
     by_rate = comparison_of(tmp_path, by=("learning_rate",))
     assert {x.standing for x in by_rate.listed} == {"counts"}
@@ -424,7 +424,7 @@ def test_groups_are_made_by_any_flags(tmp_path):
     make_run(tmp_path, "Breakout-v5", seed=1, gamma=0.9, num_steps=128)
     make_run(tmp_path, "Breakout-v5", seed=2, gamma=0.9, num_steps=20)
     make_run(tmp_path, "Breakout-v5", seed=3, gamma=0.99, num_steps=20)
-    assert comparison_of(tmp_path, by=("num_steps",)).groups == ["20", "128"]
+    assert comparison_of(tmp_path, by=("num_steps",)).groups == ["num_steps 20", "num_steps 128"]
     comparison = comparison_of(tmp_path, by=("gamma", "num_steps"))
     assert comparison.groups == [
         "gamma 0.9, num_steps 20",
@@ -435,9 +435,7 @@ def test_groups_are_made_by_any_flags(tmp_path):
         zip(comparison.groups, [["0.9"], ["0.9"], ["0.99"]], strict=True)
     )
     assert "seed" not in settings(comparison) and "layout" in settings(comparison)
-    with pytest.raises(
-        ReportError, match="--group-by gama: no run has such a flag; they have env_id, exp_name"
-    ):
+    with pytest.raises(ReportError, match="--group-by gama: no run has such a flag; did you mean gamma"):
         comparison_of(tmp_path, by=("gama",))
 
 
@@ -458,13 +456,24 @@ def test_aggregates_are_over_games_that_all_groups_have(tmp_path):
     assert estimate.value == 0.75 and games == 2  # better on one game, the same on the other
 
 
+def test_a_run_in_which_no_game_has_ended_is_no_missing_one(tmp_path):
+    make_run(tmp_path, "Breakout-v5", seed=1)
+    make_run(tmp_path, "Breakout-v5", seed=2, returns=[1.0] * 9)
+    comparison = comparison_of(tmp_path, steps=50)  # before the first update
+    assert [x.standing for x in comparison.listed] == ["no game ended"] * 2
+    assert scores_table(comparison).rows[0][1].small == "0 of 2 runs complete"
+    assert "Missing seeds" not in problems(comparison, over_games(comparison))
+
+
 def test_a_group_without_complete_runs_leaves_the_games_to_the_others(tmp_path):
     make_run(tmp_path, "Breakout-v5", "a")
     make_run(tmp_path, "Breakout-v5", "b", finished=False, updates=9)
     comparison = comparison_of(tmp_path)
     over = over_games(comparison)
     assert over.games == ["Breakout"] and list(over.scores) == ["a"]
-    assert problems(comparison, over)["Groups that are in no aggregate over games"] == ["b: no complete run"]
+    assert problems(comparison, over)["Groups that are in no aggregate of human-normalised scores"] == [
+        "b: no complete run"
+    ]
 
 
 # ---------------------------------------------------------------------------------------------- published
@@ -500,12 +509,16 @@ def test_published_scores_stand_beside_the_runs(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("game,score\nPong,1\n", "needs a first line with game, system and score"),
+        (
+            "game,score\nPong,1\n",
+            "needs a first line with game, system and score, and commas between; it has",
+        ),
+        ("Game;System;Score\nPong;DQN;1\n", "it has game;system;score"),
         ("game,system,score\nPong,DQN,many\n", "line 2: the score 'many' is no number"),
         ("game,system,score\nPong,DQN\n", "line 2: the score None is no number"),
         ("game,system,score\nPong,DQN,nan\n", "line 2: the score 'nan' is no number"),
         ("game,system,score\nPong\n", "line 2: no game or no system"),
-        ("game,system,score\nPong,DQN,1\nPong-v5,DQN,2\n", "line 3: Pong-v5 comes twice"),
+        ("game,system,score\nPong,DQN,1\nPong-v5,DQN,2\n", "line 3: Pong-v5 of DQN comes twice"),
     ],
 )
 def test_a_bad_baseline_is_refused(tmp_path, text, message):
@@ -627,6 +640,7 @@ def test_names_of_any_kind_and_many_groups(tmp_path, capsys):
         ("nowhere", "nowhere is not a folder; give folders of runs"),
         (".", "no run is in .; give folders of runs, or those above"),
         ("runs --group-by nothing", "--group-by nothing: no run has such a flag"),
+        ("runs --group-by env_id", "--group-by env_id: games are told apart in any case"),
         ("runs --baseline none.csv", "--baseline none.csv cannot be read"),
         ("runs --steps 0", "--steps 0 is too small"),
         ("runs --out file", "--out file exists and is no report; give another folder"),
@@ -723,13 +737,16 @@ def test_many_runs_take_seconds_and_little_memory(tmp_path):
             path = make_run(tmp_path / "runs", f"{game}-v5", group, seed, [], updates=1000)
             (path / "metrics.jsonl").write_text(text)
     command = [sys.executable, "-m", "cleanba.cleanba_report", str(tmp_path / "runs")]
-    start, most = time.perf_counter(), 0
-    process = psutil.Popen([*command, "--out", str(tmp_path / "out")], stdout=subprocess.DEVNULL)
-    while process.poll() is None:
-        most = max(most, memory_of(process))
-        time.sleep(0.02)
-    assert process.returncode == 0 and time.perf_counter() - start < 20
-    assert most < 2**30
+    seconds, most = [], 0
+    while len(seconds) < 2 and min(seconds, default=20) >= 20:  # once more, if the machine was busy
+        start = time.perf_counter()
+        process = psutil.Popen([*command, "--out", str(tmp_path / "out")], stdout=subprocess.DEVNULL)
+        while process.poll() is None:
+            most = max(most, memory_of(process))
+            time.sleep(0.02)
+        assert process.returncode == 0
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 20 and most < 2**30
     assert (tmp_path / "out" / "index.html").stat().st_size < 20e6
 
 

@@ -105,11 +105,16 @@ def _of_cores(measured: Measured, args: RunArgs) -> str:
         return f"bound by Python and waiting, {percent(rest)} of the time ({shares}): {more}"
     advice = {
         "learning": "a GPU or more cores help, or a smaller `--network`",
-        "inference": f"fewer {_now(args, 'num_actor_threads')} with more environments each, and so larger "
-        "batches, help, or a GPU",
+        "inference": f"{_larger_calls(args)}, and so larger batches, help, or a GPU",
         "stepping environments": "more cores help",
     }[max(alone, key=lambda name: alone[name])]
     return f"bound by the cores, which do everything (alone: {shares} of the time): {advice}"
+
+
+def _larger_calls(args: RunArgs) -> str:
+    if args.num_actor_threads == 1:
+        return f"more {_now(args, 'local_num_envs')}"
+    return f"fewer {_now(args, 'num_actor_threads')} with more environments each"
 
 
 def _learn_faster(args: RunArgs) -> str:

@@ -1,6 +1,7 @@
 """What a report says: runs sorted into groups and games, what counts, what does not, and what follows."""
 
 import csv
+import difflib
 import itertools
 import json
 import math
@@ -33,6 +34,11 @@ class Cell(NamedTuple):
 
     runs: list[Run]  # complete ones, one of each seed: they count
     short: list[Run]  # they are drawn, and do not count
+    silent: list[Run]  # no game has ended in them
+
+    @property
+    def everyone(self) -> list[Run]:
+        return [*self.runs, *self.short, *self.silent]
 
     @property
     def scores(self) -> np.ndarray:
@@ -60,7 +66,7 @@ class Comparison(NamedTuple):
     failed: list[str]  # folders that could not be looked into
 
     def cell(self, group: str, game: str) -> Cell:
-        return self.cells.get((group, game), Cell([], []))
+        return self.cells.get((group, game), Cell([], [], []))
 
 
 class Band(NamedTuple):
@@ -97,9 +103,8 @@ def compare(
     for (group, game, _), same in places.items():
         best = max(same, key=lambda run: (len(run.curve.value) > 0, run.is_complete, run.path.name))
         listed += [Listed(run, group, game, *standing(run, best)) for run in same]
-        cell = cells.setdefault((group, game), Cell([], []))
-        if len(best.curve.value):
-            (cell.runs if best.is_complete else cell.short).append(best)
+        cell = cells.setdefault((group, game), Cell([], [], []))
+        {"counts": cell.runs, "short": cell.short}.get(standing(best, best)[0], cell.silent).append(best)
     groups = list(dict.fromkeys(group for group, _ in cells))
     games = sorted({game for _, game in cells}, key=_natural)
     return Comparison(by, groups, games, cells, listed, published or {}, steps, failed or [])
@@ -122,14 +127,20 @@ def is_lost(run: Run, by: tuple[str, ...]) -> bool:
 
 def _check_flags(runs: list[Run], by: tuple[str, ...]) -> None:
     known = sorted(set().union(*(run.args for run in runs)))
+    if "env_id" in by:
+        raise ReportError("--group-by env_id: games are told apart in any case; leave it out")
     for name in by:
         if known and name not in known:
-            raise ReportError(f"--group-by {name}: no run has such a flag; they have {', '.join(known)}")
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ReportError(
+                f"--group-by {name}: no run has such a flag; {hint}They have {', '.join(known)}"
+            )
 
 
 def group_of(run: Run, by: tuple[str, ...]) -> str:
     values = [as_text(run.args.get(name, "–")) for name in by]
-    if len(by) == 1:
+    if by == ("exp_name",):  # speaks for itself
         return values[0]
     return ", ".join(f"{name} {value}" for name, value in zip(by, values, strict=True))
 
@@ -169,8 +180,13 @@ def read_published(path: Path) -> dict[str, dict[str, float]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)
-            if not {"game", "system", "score"} <= set(table.fieldnames or ()):
-                raise ReportError(f"--baseline {path} needs a first line with game, system and score")
+            table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
+            if not {"game", "system", "score"} <= set(table.fieldnames):
+                found_names = "; ".join(table.fieldnames) or "nothing"
+                raise ReportError(
+                    f"--baseline {path} needs a first line with game, system and score, and commas between; "
+                    f"it has {found_names}"
+                )
             for row in table:
                 if not row["game"] or not row["system"]:
                     raise ReportError(f"--baseline {path}, line {table.line_num}: no game or no system")
@@ -178,7 +194,8 @@ def read_published(path: Path) -> dict[str, dict[str, float]]:
                 scores = found.setdefault(f"{as_text(row['system'].strip())} (published)", {})
                 name = game_of(game) or game
                 if name in scores:
-                    raise ReportError(f"--baseline {path}, line {table.line_num}: {game} comes twice")
+                    twice = f"{game} of {row['system'].strip()} comes twice"
+                    raise ReportError(f"--baseline {path}, line {table.line_num}: {twice}")
                 with suppress(TypeError, ValueError):
                     scores[name] = float(row["score"])
                 if not math.isfinite(scores.get(name, math.nan)):
@@ -348,7 +365,7 @@ def problems(comparison: Comparison, over: OverGames) -> dict[str, list[str]]:
             f"{as_text(x.run.path.name)}: {x.run.damage or 'no update yet'}"
             for x in by_standing.get("not read", [])
         ],
-        "Runs in which no game ended": [_name(x) for x in by_standing.get("no game ended", [])],
+        "Runs in which no game had ended": [_name(x) for x in by_standing.get("no game ended", [])],
         "Damaged files, of which the rest is used": [
             f"{_name(x)}: {x.run.damage}"
             for x in comparison.listed
@@ -359,7 +376,7 @@ def problems(comparison: Comparison, over: OverGames) -> dict[str, list[str]]:
             for x in by_standing.get("short", [])
         ],
         "Runs with the same group, game and seed: one of them counts": [
-            f"{_name(x)}: not {as_text(x.run.path.name)}{_other_flags(x)}"
+            f"{_name(x)}: not {as_text(x.run.path.name)}{_other_flags(x, comparison.by)}"
             for x in by_standing.get("repeated", [])
         ],
         "Missing seeds": _missing_seeds(comparison),
@@ -388,8 +405,10 @@ def problems(comparison: Comparison, over: OverGames) -> dict[str, list[str]]:
         "Curves whose seeds have no time in common: not drawn over time": [
             f"{game}, {group}" for (group, game), cell in comparison.cells.items() if _apart(cell)
         ],
-        "Games that are in no aggregate over games": [f"{g}: {why}" for g, why in over.left_out.items()],
-        "Groups that are in no aggregate over games": [
+        "Games without human-normalised scores of every group": [
+            f"{g}: {why}" for g, why in over.left_out.items()
+        ],
+        "Groups that are in no aggregate of human-normalised scores": [
             f"{group}: no complete run"
             for group in comparison.groups
             if over.games and group not in over.scores
@@ -408,10 +427,12 @@ def problems(comparison: Comparison, over: OverGames) -> dict[str, list[str]]:
     return {kind: lines for kind, lines in found.items() if lines}
 
 
-def _other_flags(x: Listed) -> str:
+def _other_flags(x: Listed, by: tuple[str, ...]) -> str:
     if not x.other_flags:
         return ""
-    return f", which has another {', '.join(x.other_flags)}: --group-by {x.other_flags[0]} tells them apart"
+    one = "exp_name" if "exp_name" in x.other_flags else x.other_flags[0]
+    further = f"--group-by {' '.join([*by, one])}"
+    return f", which has another {', '.join(x.other_flags)}: {further} tells them apart"
 
 
 def _single_runs(comparison: Comparison) -> list[str]:
@@ -438,6 +459,8 @@ def _or_unknown(steps: int | None) -> str:
 
 def _missing_seeds(comparison: Comparison) -> list[str]:
     """Against the group's other games; and a line for each group that has fewer than another."""
+    if "seed" in comparison.by:
+        return []
     lines = []
     seeds: dict[str, set[str]] = {}
     for x in comparison.listed:
@@ -445,7 +468,7 @@ def _missing_seeds(comparison: Comparison) -> list[str]:
             seeds.setdefault(x.group, set()).add(str(x.run.seed))
     for group, game in itertools.product(comparison.groups, comparison.games):
         if cell := comparison.cells.get((group, game)):
-            has = {str(run.seed) for run in [*cell.runs, *cell.short]}
+            has = {str(run.seed) for run in cell.everyone}
             if missing := sorted(seeds[group] - has, key=_natural):
                 lines.append(f"{game}, {group}: {', '.join(missing)}")
     every = set().union(*seeds.values())

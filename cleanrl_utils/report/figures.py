@@ -194,7 +194,8 @@ def draw_curves(
         axes.fill_between(x, band.low, band.high, color=looks[group].color, alpha=0.18, linewidth=0)
         axes.plot(x, band.mean, **looks[group].line(width))
     draw_published(axes, panel, looks, width)
-    axes.set_xlim(left=0)
+    ends = [band.x[-1] / axis.unit for band in panel.bands.values()]
+    axes.set_xlim(0, 1.04 * max(ends) if any(ends) else None)  # short runs may have gone on for longer
     for side in (axes.xaxis, axes.yaxis):
         side.set_major_formatter(FuncFormatter(round_number))
         side.set_major_locator(MaxNLocator(ticks))

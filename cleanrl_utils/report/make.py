@@ -70,8 +70,8 @@ def make_report(
         runs = each(pool, partial(read_run, steps=steps), folders)
         comparison = compare.compare(runs, by, published, steps, failed)
         if not comparison.groups:
-            damage = {run.damage or run.state for run in runs}
-            raise ReportError(f"none of the {len(runs)} runs can be read ({'; '.join(sorted(damage)[:3])})")
+            first = f"{runs[0].path.name}: {runs[0].damage or 'no update yet'}"
+            raise ReportError(f"no run has anything to show ({first}); wait for its first update")
         over = compare.over_games(comparison)
         report = Report(
             comparison,

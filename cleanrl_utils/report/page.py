@@ -75,7 +75,7 @@ class Page(NamedTuple):
             "curves": ("Curves", self._curves()),
             "scores": ("Scores", self._scores()),
             "settings": ("What was compared", self._settings()),
-            "runs": ("Runs", self._table(self.tables["runs"])),
+            "runs": ("Runs", self._runs()),
         }
         groups = self.comparison.groups
         parts = {
@@ -198,6 +198,13 @@ class Page(NamedTuple):
         said = "Flags that differ, and where it ran. A commit with + had changes; a / is within a group."
         return f"<p>{said}</p>{self._table(self.tables['settings'])}"
 
+    def _runs(self) -> str:
+        said = (
+            "Only complete runs count. Of several with the same group, game and seed it is a complete one, "
+            "the last by the name of its folder; the others are repeated."
+        )
+        return f"<p>{said}</p>{self._table(self.tables['runs'])}"
+
     def _table(self, table: Table) -> str:
         """With links to its files, if it has a name; then it can be sorted, too."""
         published = [name in self.comparison.published for name in table.header]
@@ -224,6 +231,7 @@ def _cell(value: Value, column: str, published: bool) -> str:
     if column in PILLS:
         text = f'<span class="state {escape(value.text.split()[0])}">{text}</span>'
     kinds = ["best"] * value.is_best + ["published"] * published + ["long"] * (column in LONG)
+    kinds += ["text"] * isinstance(value.sort, str)
     small = f'<span class="small">{escape(value.small)}</span>' if value.small else ""
     return f'<td data-sort="{sort}"{_class(" ".join(kinds))}>{text}{small}</td>'
 

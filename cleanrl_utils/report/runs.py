@@ -130,7 +130,7 @@ def _read_cleanba(path: Path, steps: int | None) -> Run:
     record, damage = _read_record(path)
     rows, cut = _read_rows(path / METRICS, steps)
     last: dict[str, Any] = rows[-1] if rows else {}
-    state = "stopped" if rows else "empty"
+    state = "stopped" if rows or steps else "empty"
     if (path / FINISHED).exists():
         state = "finished"
     elif _is_locked(path / METRICS):

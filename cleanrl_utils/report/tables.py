@@ -101,7 +101,7 @@ def scores_table(comparison: Comparison) -> Table:
 
 def _score(comparison: Comparison, group: str, game: str, best: float | None) -> Value:
     cell = comparison.cell(group, game)
-    scores, total = cell.scores, len(cell.runs) + len(cell.short)
+    scores, total = cell.scores, len(cell.everyone)
     if not len(scores):
         unfinished = {"runs": 0, "runs that do not count": total}
         return nothing(f"0 of {total} runs complete" if total else "no run", **unfinished)
@@ -113,7 +113,7 @@ def _score(comparison: Comparison, group: str, game: str, best: float | None) ->
         "mean": mean,
         "std": "" if math.isnan(deviation) else deviation,
         "runs": len(scores),
-        "runs that do not count": len(cell.short),
+        "runs that do not count": total - len(scores),
         "human-normalised": "" if normalised is None else normalised,
         "steps/s": "" if math.isnan(speed) else speed,
     }
