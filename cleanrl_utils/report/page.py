@@ -208,8 +208,10 @@ class Page(NamedTuple):
     def _table(self, table: Table) -> str:
         """With links to its files, if it has a name; then it can be sorted, too."""
         published = [name in self.comparison.published for name in table.header]
+        first = zip(table.header, table.rows[0] if table.rows else [], strict=False)
+        texts = {name for name, value in first if isinstance(value.sort, str)}
         head = "".join(
-            f'<th scope="col"{_class("published" * is_published)}>'
+            f'<th scope="col"{_class("published" * is_published + " text" * (name in texts))}>'
             + (f"<button>{escape(name)}</button>" if table.name and name else escape(name))
             + "</th>"
             for name, is_published in zip(table.header, published, strict=True)
