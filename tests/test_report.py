@@ -29,11 +29,11 @@ from cleanrl_utils.report.compare import (
     efficiency,
     improvements,
     over_games,
-    problems,
     read_published,
     settings,
 )
 from cleanrl_utils.report.make import make_report
+from cleanrl_utils.report.notes import problems
 from cleanrl_utils.report.runs import MOST_ROWS, find_runs, read_run
 from cleanrl_utils.report.tables import as_csv, as_markdown, scores_table
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 
 from cleanrl_utils import statistics
 from cleanrl_utils.atari_scores import game_of, human_normalized
-from cleanrl_utils.report.runs import RECENT_GAMES, Curve, Run
+from cleanrl_utils.report.runs import Curve, Run
 from cleanrl_utils.statistics import AGGREGATES, Estimate
 
 POINTS = 120  # of a drawn curve
@@ -93,7 +93,7 @@ def compare(
     listed: list[Listed] = []
     places: dict[tuple[str, str, str], list[Run]] = {}
     for run in sorted(
-        runs, key=lambda run: (*_order(run, by), game_name(run), _natural(str(run.seed)), run.path)
+        runs, key=lambda run: (*_order(run, by), game_name(run), natural(str(run.seed)), run.path)
     ):
         if is_lost(run, by):
             listed.append(Listed(run, group_of(run, by), game_name(run), "not read"))
@@ -106,7 +106,7 @@ def compare(
         cell = cells.setdefault((group, game), Cell([], [], []))
         {"counts": cell.runs, "short": cell.short}.get(standing(best, best)[0], cell.silent).append(best)
     groups = list(dict.fromkeys(group for group, _ in cells))
-    games = sorted({game for _, game in cells}, key=_natural)
+    games = sorted({game for _, game in cells}, key=natural)
     return Comparison(by, groups, games, cells, listed, published or {}, steps, failed or [])
 
 
@@ -149,7 +149,7 @@ def _order(run: Run, by: tuple[str, ...]) -> tuple[Any, ...]:
     """Of its group: numbers as numbers."""
     values = [run.args.get(name) for name in by]
     return tuple(
-        (0, x, []) if isinstance(x, int | float) and math.isfinite(x) else (1, 0, _natural(as_text(x)))
+        (0, x, []) if isinstance(x, int | float) and math.isfinite(x) else (1, 0, natural(as_text(x)))
         for x in values
     )
 
@@ -159,7 +159,7 @@ def game_name(run: Run) -> str:
     return game_of(run.env_id) or as_text(run.env_id)
 
 
-def _natural(text: str) -> list[Any]:
+def natural(text: str) -> list[Any]:
     """2 before 10."""
     parts = re.split(r"([0-9]+)", text)
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part.lower()) for part in parts]
@@ -211,7 +211,7 @@ def read_published(path: Path) -> dict[str, dict[str, float]]:
 
 def band(cell: Cell, axis: str) -> Band | None:
     """Over the axis "step" or "seconds", where all runs are that count; None if there is no such place."""
-    start, end = _in_common(cell, axis)
+    start, end = in_common(cell, axis)
     if start > end:
         return None
     grid = np.linspace(start, end, POINTS)
@@ -220,7 +220,7 @@ def band(cell: Cell, axis: str) -> Band | None:
     return Band(grid, values.mean(0), low, high)
 
 
-def _in_common(cell: Cell, axis: str) -> tuple[float, float]:
+def in_common(cell: Cell, axis: str) -> tuple[float, float]:
     """Where all curves of the runs that count are; the start is after the end if that is nowhere."""
     curves = [getattr(run.curve, axis) for run in cell.runs]
     return max((x[0] for x in curves), default=math.inf), min((x[-1] for x in curves), default=-math.inf)
@@ -329,7 +329,7 @@ def improvements(comparison: Comparison) -> dict[tuple[str, str], tuple[Estimate
     return found
 
 
-# ------------------------------------------------------------------------- what differs, what is amiss
+# ------------------------------------------------------------------------------------------ what differs
 
 
 def settings(comparison: Comparison) -> dict[str, dict[str, list[str]]]:
@@ -351,156 +351,3 @@ def settings(comparison: Comparison) -> dict[str, dict[str, list[str]]]:
     found = {n: v for n, v in found.items() if len(set(itertools.chain.from_iterable(v.values()))) > 1}
     about = dict.fromkeys(itertools.chain.from_iterable(run.about for run in every))
     return found | {name: values(lambda run: run.about, name) for name in about}
-
-
-def problems(comparison: Comparison, over: OverGames) -> dict[str, list[str]]:
-    """What a reader must know, by kind: nothing is averaged away in silence."""
-    by_standing: dict[str, list[Listed]] = {}
-    for x in comparison.listed:
-        by_standing.setdefault(x.standing, []).append(x)
-    counted = by_standing.get("counts", [])
-    found: dict[str, list[str]] = {
-        "Folders that could not be opened": comparison.failed,
-        "Runs that could not be read": [
-            f"{as_text(x.run.path.name)}: {x.run.damage or 'no update yet'}"
-            for x in by_standing.get("not read", [])
-        ],
-        "Runs in which no game had ended": [_name(x) for x in by_standing.get("no game ended", [])],
-        "Damaged files, of which the rest is used": [
-            f"{_name(x)}: {x.run.damage}"
-            for x in comparison.listed
-            if x.run.damage and x.standing != "not read"
-        ],
-        "Short runs: drawn as thin dotted lines, not in scores": [
-            f"{_name(x)}: {x.run.state} at {x.run.step:,} of {_or_unknown(x.run.target)} steps"
-            for x in by_standing.get("short", [])
-        ],
-        "Runs with the same group, game and seed: one of them counts": [
-            f"{_name(x)}: not {as_text(x.run.path.name)}{_other_flags(x, comparison.by)}"
-            for x in by_standing.get("repeated", [])
-        ],
-        "Missing seeds": _missing_seeds(comparison),
-        "Games that not every group has": [
-            f"{game}: not in {', '.join(lacking)}"
-            for game in comparison.games
-            if (lacking := [g for g in comparison.groups if (g, game) not in comparison.cells])
-        ],
-        "Flags and circumstances that differ within a group": [
-            f"{group}: {name} is {' or '.join(values)}"
-            for name, by_group in settings(comparison).items()
-            for group, values in by_group.items()
-            if len(values) > 1
-        ],
-        "Scores at different numbers of frames": _mixed_frames(comparison),
-        "Env ids that differ within a game": _mixed_env_ids(comparison),
-        f"Scores over fewer than {RECENT_GAMES} games": [
-            f"{_name(x)}: {x.run.games}"
-            for x in counted
-            if x.run.games is not None and x.run.games < RECENT_GAMES
-        ],
-        "Scores over an unknown number of games, as the script wrote them": [
-            _name(x) for x in counted if x.run.games is None
-        ],
-        "Games with a single run that counts: intervals know nothing of its luck": _single_runs(comparison),
-        "Curves whose seeds have no time in common: not drawn over time": [
-            f"{game}, {group}" for (group, game), cell in comparison.cells.items() if _apart(cell)
-        ],
-        "Games without human-normalised scores of every group": [
-            f"{g}: {why}" for g, why in over.left_out.items()
-        ],
-        "Groups that are in no aggregate of human-normalised scores": [
-            f"{group}: no complete run"
-            for group in comparison.groups
-            if over.games and group not in over.scores
-        ],
-        "Published systems that are in no aggregate: they lack games": [
-            f"{system}: {', '.join(lacking)}"
-            for system, has in comparison.published.items()
-            if (lacking := [game for game in over.games if game not in has])
-        ],
-        "Published scores of games that nobody ran": [
-            f"{system}: {', '.join(others)}"
-            for system, has in comparison.published.items()
-            if (others := sorted(has.keys() - set(comparison.games)))
-        ],
-    }
-    return {kind: lines for kind, lines in found.items() if lines}
-
-
-def _other_flags(x: Listed, by: tuple[str, ...]) -> str:
-    if not x.other_flags:
-        return ""
-    one = "exp_name" if "exp_name" in x.other_flags else x.other_flags[0]
-    further = f"--group-by {' '.join([*by, one])}"
-    return f", which has another {', '.join(x.other_flags)}: {further} tells them apart"
-
-
-def _single_runs(comparison: Comparison) -> list[str]:
-    """By group: which games."""
-    found = []
-    for group in comparison.groups:
-        games = [game for game in comparison.games if len(comparison.cell(group, game).runs) == 1]
-        found += [f"{group}: {', '.join(games)}"] if games else []
-    return found
-
-
-def _apart(cell: Cell) -> bool:
-    start, end = _in_common(cell, "seconds")
-    return bool(cell.runs) and start > end
-
-
-def _name(x: Listed) -> str:
-    return f"{x.game}, {x.group}, seed {x.run.seed}"
-
-
-def _or_unknown(steps: int | None) -> str:
-    return f"{steps:,}" if steps else "an unknown number of"
-
-
-def _missing_seeds(comparison: Comparison) -> list[str]:
-    """Against the group's other games; and a line for each group that has fewer than another."""
-    if "seed" in comparison.by:
-        return []
-    lines = []
-    seeds: dict[str, set[str]] = {}
-    for x in comparison.listed:
-        if x.group in comparison.groups:
-            seeds.setdefault(x.group, set()).add(str(x.run.seed))
-    for group, game in itertools.product(comparison.groups, comparison.games):
-        if cell := comparison.cells.get((group, game)):
-            has = {str(run.seed) for run in cell.everyone}
-            if missing := sorted(seeds[group] - has, key=_natural):
-                lines.append(f"{game}, {group}: {', '.join(missing)}")
-    every = set().union(*seeds.values())
-    lines += [
-        f"{group}, all games: {', '.join(sorted(every - has, key=_natural))}"
-        for group, has in seeds.items()
-        if every - has
-    ]
-    return lines
-
-
-def _mixed_frames(comparison: Comparison) -> list[str]:
-    lines = []
-    for game in comparison.games:
-        frames = {
-            group: {run.step * run.frames for run in comparison.cell(group, game).runs}
-            for group in comparison.groups
-        }
-        ends = set().union(*frames.values())
-        if ends and min(ends) < 0.98 * max(ends):
-            told = [f"{g} {_listed(f'{n:,}' for n in sorted(has))}" for g, has in frames.items() if has]
-            lines.append(f"{game}: {'; '.join(told)}")
-    return lines
-
-
-def _mixed_env_ids(comparison: Comparison) -> list[str]:
-    ids: dict[str, set[str]] = {}
-    for x in comparison.listed:
-        if x.standing != "not read":
-            ids.setdefault(x.game, set()).add(as_text(x.run.env_id))
-    return [f"{game}: {_listed(sorted(has))}" for game, has in ids.items() if len(has) > 1]
-
-
-def _listed(texts: Iterable[str]) -> str:
-    return " and ".join(texts)

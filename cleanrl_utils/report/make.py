@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from cleanrl_utils.report import compare, figures, tables
+from cleanrl_utils.report import compare, figures, notes, tables
 from cleanrl_utils.report.compare import Comparison, OverGames, ReportError
 from cleanrl_utils.report.figures import STEPS, Look, Looks, Panel
 from cleanrl_utils.report.page import Card, Page, Picture
@@ -78,7 +78,7 @@ def make_report(
             over,
             compare.aggregates(over),
             compare.improvements(comparison),
-            compare.problems(comparison, over),
+            notes.problems(comparison, over),
         )
         all_tables = make_tables(report)
         for table in all_tables.values():
