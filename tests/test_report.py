@@ -22,6 +22,7 @@ from cleanba import cleanba_report
 from cleanrl_utils.atari_scores import ATARI_SCORES
 from cleanrl_utils.report import figures
 from cleanrl_utils.report.compare import (
+    Band,
     ReportError,
     aggregates,
     band,
@@ -35,7 +36,7 @@ from cleanrl_utils.report.compare import (
 from cleanrl_utils.report.make import make_report
 from cleanrl_utils.report.notes import problems
 from cleanrl_utils.report.runs import MOST_ROWS, find_runs, read_run
-from cleanrl_utils.report.tables import as_csv, as_markdown, scores_table
+from cleanrl_utils.report.tables import as_csv, as_markdown, groups_table, scores_table
 
 BATCH = 100  # steps of an update
 
@@ -622,6 +623,49 @@ def test_numbers_on_axes(x, text):
     assert figures.round_number(x) == text
 
 
+def test_what_does_not_count_presses_no_curve_flat():
+    """A run that went on for ten times as long; published scores that are near, far above and far below."""
+    x = np.array([0.0, 100.0])
+    panel = figures.Panel(
+        "Breakout",
+        {"ppo": Band(x, x / 100, x / 100, x / 100)},
+        {"ppo": [(10 * x, x / 100)]},
+        {"near": 1.5, "far": 400.0, "below": -400.0},
+    )
+    looks = {name: figures.Look.of_group(i) for i, name in enumerate(["ppo", "near", "far", "below"])}
+    (axes,) = figures.curves_of_game(panel, looks, figures.STEPS).axes
+    assert axes.get_xlim() == (0, 104)
+    assert -1 < axes.get_ylim()[0] < axes.get_ylim()[1] < 2
+    assert [text.get_text() for text in axes.texts] == ["↑ 400 far", "↓ −400 below"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "axis"),
+    [(119, ("wall time, seconds", 1)), (120, ("wall time, minutes", 60)), (7200, ("wall time, hours", 3600))],
+)
+def test_time_is_in_a_unit_that_suits_the_longest(seconds, axis):
+    assert figures.time_axis(seconds) == axis
+
+
+def test_many_groups_look_different():
+    assert len({figures.Look.of_group(i) for i in range(21)}) == 21
+
+
+def test_speed_and_hours_of_a_group(tmp_path):
+    make_run(tmp_path, "Breakout-v5", seed=1, returns=[1.0] * 900)  # 1,800 s
+    make_run(tmp_path, "Breakout-v5", seed=2, returns=[1.0] * 900, updates=901, finished=False)
+    table = groups_table(comparison_of(tmp_path))
+    assert [value.text for value in table.rows[0]] == ["ppo", "1", "1 of 2", "50", "1.00"]
+
+
+def test_env_ids_that_differ_within_a_game_are_told(tmp_path):
+    for seed, env_id in enumerate(["Breakout-v5", "BreakoutNoFrameskip-v4"]):
+        make_run(tmp_path, env_id, seed=seed)
+    comparison = comparison_of(tmp_path)
+    told = problems(comparison, over_games(comparison))["Env ids that differ within a game"]
+    assert told == ["Breakout: Breakout-v5 and BreakoutNoFrameskip-v4"]
+
+
 def test_names_of_any_kind_and_many_groups(tmp_path, capsys):
     names = ["a$\\frac$", "_hidden", "b[/b]", "c\x00d", "R²", "x/y", "日本", "lone \ud800", "n" * 300]
     for number, name in enumerate(names):
@@ -671,6 +715,7 @@ def test_the_page_in_a_browser(made, chromium, tmp_path):
     """No errors, no request but for the page itself; sorting, enlarging, the other axis, searching."""
     page = chromium.open(made[1] / "index.html", 1440, 900)
     assert page.evaluate("document.title") == "<b>impala</b> · ppo"
+    assert page.evaluate("document.querySelector('b')") is None  # a name is text everywhere
     assert page.evaluate("[...document.images].every(image => image.alt && image.src.startsWith('data:'))")
     whole = page.evaluate("decodeURIComponent(document.querySelector('.card .steps').src)")
     assert whole.endswith((made[1] / "figures" / "curves" / "Alien-step.svg").read_text())
