@@ -7,21 +7,24 @@ take a GPU's memory.
 
 - rivals: against Stable-Baselines3 and Sample Factory (against_others.py); on CPUs
 - games: what IMPALA with the given flags comes to on Breakout and Pong
-- defaults: trainings with default flags
+- defaults: trainings with default flags, in both dtypes, and what determinism costs them
 - starts: seconds from the start of the command to the first update, with nothing compiled before and again
 - work: steps/s and memory against environments, steps, actor threads and learner devices. On CPUs several
   learners share the cores, so that only what they cost shows.
+- memory: of host and device, against environments, steps and --gradient-chunk
 - bench: what `cleanba bench` measures, with the given flags
 - chunks: learning alone against --gradient-chunk
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +33,7 @@ from cleanba import cleanba_bench, cleanba_ppo
 from cleanba.sebulba.args import parse_args
 from cleanba.sebulba.ceilings import Devices, RandomPlay, Stepping
 from cleanba.sebulba.command import say
+from cleanba.sebulba.trial import measure_training
 
 REPO = Path(__file__).resolve().parents[1]
 ALGORITHMS = ("ppo", "impala")
@@ -57,7 +61,7 @@ def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, s
         (metrics,) = Path(runs_dir).rglob("metrics.jsonl")
         found = [json.loads(line) for line in metrics.read_text().splitlines()]
     counted = found[max(2, len(found) // 4) :] or found[-1:]
-    return {
+    result = {
         "flags": flags,
         "rows": rows,
         "updates": len(counted),
@@ -71,6 +75,8 @@ def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, s
             if "charts/avg_episodic_return" in row
         ],
     }
+    print(json.dumps(result), flush=True)  # who stops this early has something
+    return result
 
 
 def table(header: str, lines: list[list]) -> None:
@@ -115,17 +121,26 @@ def bench(args: argparse.Namespace) -> dict:
     return found
 
 
-def defaults(_: argparse.Namespace) -> list[dict]:
+def defaults(_: argparse.Namespace) -> dict:
     """Trainings with default flags, but at lag 1."""
-    found = [
-        run("ppo", "--concurrency", rows=128 * 128, updates=8),
-        run("impala", "", rows=20 * 128, updates=40),
-    ]
+    sizes = {"ppo": (128 * 128, 8), "impala": (20 * 128, 40)}  # rows and updates
+    found = {
+        f"{algorithm}, {dtype}": [
+            run(algorithm, f"--concurrency --compute-dtype {dtype} {flag}", rows=rows, updates=updates)
+            for flag in ("--deterministic", "--no-deterministic")
+        ]
+        for algorithm, (rows, updates) in sizes.items()
+        for dtype in ("float32", "bfloat16")
+    }
     lines = [
-        [algorithm, f"{one['steps_per_second']:,.0f}", f"{one['first_update_seconds']:.1f} s"]
-        for algorithm, one in zip(ALGORITHMS, found, strict=True)
+        [
+            name,
+            *(f"{one['steps_per_second']:,.0f}" for one in both),
+            f"{both[0]['first_update_seconds']:.1f} s",
+        ]
+        for name, both in found.items()
     ]
-    table(" default flags at lag 1 | steps/s | to the first update ", lines)
+    table(" default flags at lag 1 | steps/s | --no-deterministic | to the first update ", lines)
     return found
 
 
@@ -200,6 +215,40 @@ def work(_: argparse.Namespace) -> dict:
     return series
 
 
+def memory(_: argparse.Namespace) -> list[dict]:
+    """Each point in a process of its own, since peaks never fall; several at a time."""
+    points = [("ppo", envs, 32, 256) for envs in (32, 64, 128, 512)]
+    points += [("ppo", 64, steps, 256) for steps in (64, 128)]
+    points += [("ppo", 64, 128, 4096)]
+    points += [("impala", envs, 20, 320) for envs in (32, 64, 128, 512)]
+    points += [("impala", 64, steps, 320) for steps in (40, 80)]
+    with ProcessPoolExecutor(
+        max(1, cleanba_bench.cores() // 4), multiprocessing.get_context("spawn"), max_tasks_per_child=1
+    ) as processes:
+        found = list(processes.map(peak, *zip(*points, strict=True)))
+    lines = [
+        [one["algorithm"], f"2 × {one['envs']}", one["steps"], one["chunk"]]
+        + [f"{gib:.2f}" for gib in one["peak_gib"].values()]
+        for one in found
+    ]
+    table(" | environments | steps | chunk | host, GiB | device, GiB ", lines)
+    return found
+
+
+def peak(algorithm: str, envs: int, steps: int, chunk: int) -> dict[str, Any]:
+    """The memory of this process after a short training."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # other processes use the device, too
+    default, make_algorithm = cleanba_bench.ALGORITHMS[algorithm]
+    flags = f"--concurrency --local-num-envs {envs} --num-steps {steps} --gradient-chunk {chunk}"
+    given = parse_args(default, description="", argv=flags.split())
+    run_of_it = cleanba_bench.make_run(given, make_algorithm)
+    measure_training(run_of_it, make_algorithm, seconds=0, expected=0)
+    gib = cleanba_bench.peak_memory(run_of_it.topology.learner_devices()[0])
+    result = dict(algorithm=algorithm, envs=envs, steps=steps, chunk=chunk, peak_gib=gib)
+    print(json.dumps(result), flush=True)
+    return result
+
+
 def chunks(_: argparse.Namespace) -> dict:
     found = {}
     for rows in (256, 1024, 4096):
@@ -219,6 +268,7 @@ PARTS = {
     "defaults": defaults,
     "starts": starts,
     "work": work,
+    "memory": memory,
     "bench": bench,
     "chunks": chunks,
 }
