@@ -305,7 +305,8 @@ def test_params_that_differ_between_processes_end_the_run():
         check_agreement([same, same._replace(update=3)])
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", pytest.param("Breakout-v5", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Breakout-v5"])
 def test_the_two_terminals_of_the_readme(start, tmp_path, env_id):
     """Exactly SLURM's variables as they are set there; small sizes are added."""
     script = str(REPO / "cleanba/cleanba_ppo_envpool_impala_atari_wrapper.py")
@@ -414,7 +415,8 @@ cleanba_ppo.main(argv=sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_an_exception_in_one_process_ends_all(start, tmp_path, rank):
     what = 'open("failed", "w").close(); raise RuntimeError("the emulator caught fire")'
     script = FAILING.format(what=what).replace('== "1"', f'== "{rank}"')
@@ -535,6 +537,7 @@ def test_something_else_at_the_port_is_ignored(start):
         stranger.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_while_they_meet_is_named(start):
     job = start(3, *SMALL.split(), "--join-seconds", 20, script=DYING)
     assert [p.wait(15) for p in job][1:] == [-9, 3], [p.said() for p in job]

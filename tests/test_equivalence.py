@@ -65,7 +65,7 @@ def test_the_same_command_twice_gives_the_same_bits(run, which, concurrency):
         pytest.param("ppo", False, id="ppo-lag0", marks=pytest.mark.slow),
         pytest.param("ppo", True, id="ppo-lag1", marks=pytest.mark.slow),
         pytest.param("impala", False, id="impala-lag0", marks=pytest.mark.slow),
-        pytest.param("impala", True, id="impala-lag1"),
+        pytest.param("impala", True, id="impala-lag1", marks=pytest.mark.slow),
     ],
 )
 def test_the_same_command_twice_gives_the_same_bits_on_atari(run, which, concurrency):
@@ -301,7 +301,8 @@ def test_without_keys_from_identity_stepping_changes_bits(run, monkeypatch, whic
     fails("other bits", check_stepping, run, which, batch=2, updates=4, ways=[(SYNC,), (ASYNC, delays)])
 
 
-@ppo_and_slowly_impala
+@pytest.mark.slow
+@each_algorithm
 def test_without_both_versions_for_a_straddling_batch_stepping_changes_bits(run, monkeypatch, which):
     """All rows of a call have the params of the first update that is in it."""
     choose = Actor.choose

@@ -534,6 +534,7 @@ cleanba_ppo.main(argv=sys.argv[2:])
 """
 
 
+@pytest.mark.slow
 def test_a_run_is_held_until_the_last_thing_is_done_and_what_was_asked_for_is_remembered(copy, tmp_path):
     """It is resumed with --upload-model, stopped in the upload, and resumed without any flag."""
     resume = ["--resume", copy]

@@ -224,6 +224,7 @@ def test_a_run_that_was_preempted_is_put_back_into_the_queue(slurm, tmp_path):
     check_that_it_came_back(log)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_preempted_before_it_could_listen_is_put_back_too(slurm, tmp_path):
     """SIGTERM ends a Python that still imports, with 143."""
     job, log = submit_script(slurm, tmp_path, FIRST_TIME + "exec sleep 60")

@@ -48,7 +48,7 @@ def test_any_discrete_environment_trains(run, env_id):
 
 
 @pytest.mark.parametrize("preset", ATARI_PRESETS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_atari_trains_under_both_presets(run, preset, dtype):
     _, rows = run(
         env_id="Pong-v5",
@@ -97,8 +97,12 @@ def test_target_kl_skips_epochs(run):
     assert one[0]["params_digest"] != plain[0]["params_digest"]
 
 
-def test_cartpole_is_solved(run):
-    """Within 400,000 steps was asked for; with these flags three seeds needed 85,000 to 111,000."""
+@pytest.mark.parametrize(
+    ("steps", "least"), [(25_000, 80), pytest.param(130_000, 475, marks=pytest.mark.slow, id="solved")]
+)
+def test_cartpole_is_learned(run, steps, least):
+    """Solved within 400,000 steps was asked for; with these flags three seeds needed 85,000 to 111,000,
+    and had 112 and more after 25,000."""
     _, rows = run(
         local_num_envs=8,
         num_steps=32,
@@ -110,9 +114,9 @@ def test_cartpole_is_solved(run):
         clip_coef=0.2,
         ent_coef=0.0,
         hiddens=(64, 64),
-        total_timesteps=130_000,
+        total_timesteps=steps,
     )
-    assert max(row.get("charts/avg_episodic_return", 0) for row in rows) >= 475
+    assert max(row.get("charts/avg_episodic_return", 0) for row in rows) >= least
 
 
 @pytest.mark.slow
