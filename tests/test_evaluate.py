@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import envpool
 import imageio_ffmpeg
@@ -154,6 +155,31 @@ def test_half_a_video_is_not_kept_and_replaces_none(tmp_path):
             film.add(np.zeros((64, 64, 3), np.uint8))
         raise KeyboardInterrupt
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier film"]
+
+
+@pytest.mark.timeout(30)
+def test_wherever_a_picture_is_interrupted_the_film_ends(tmp_path):
+    """As by Ctrl-C, whose exception comes between any two lines, those of the standard library included."""
+    picture, lines, complete = np.zeros((64, 64, 3), np.uint8), 0, False
+
+    def interrupt(frame, event, _):
+        nonlocal left
+        left -= event == "line"
+        if not left:
+            raise KeyboardInterrupt
+        return interrupt
+
+    while not complete:
+        left = lines = lines + 1
+        with suppress(KeyboardInterrupt), Film(tmp_path / "a.mp4", fps=30) as film:
+            film.add(picture)
+            sys.settrace(interrupt)
+            try:
+                film.add(picture)
+            finally:
+                sys.settrace(None)
+            complete = True
+    assert lines > 5 and (tmp_path / "a.mp4").exists()
 
 
 # ---------------------------------------------------------------------------------------------- the command

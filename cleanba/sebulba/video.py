@@ -22,12 +22,14 @@ class Film:
 
     def add(self, picture: np.ndarray) -> None:
         """u8 [height, width, 3]"""
+        if self.problem is not None:
+            return
         enlarged = max(1, 480 // min(picture.shape[:2]))  # whole pixels stay sharp
         picture = picture.repeat(enlarged, axis=0).repeat(enlarged, axis=1)
         try:
             self._encoder = self._encoder or self._start_encoder(*picture.shape[:2])
-            if self._encoder.poll() is None:
-                cast(IO[bytes], self._encoder.stdin).write(picture.tobytes())
+            # No poll() here: a Ctrl-C in it can leave a lock taken, for which __exit__ would wait forever.
+            cast(IO[bytes], self._encoder.stdin).write(picture.tobytes())
         except OSError as error:
             self.problem = str(error)  # what the encoder says at its end is better, if it says something
 
