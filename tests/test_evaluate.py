@@ -157,6 +157,20 @@ def test_half_a_video_is_not_kept_and_replaces_none(tmp_path):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["an earlier film"]
 
 
+def test_an_encoder_that_cannot_start_is_tried_once(tmp_path, monkeypatch):
+    tries = []
+
+    def start(self, *size):
+        tries.append(size)
+        raise OSError("not executable")
+
+    monkeypatch.setattr(Film, "_start_encoder", start)
+    with Film(tmp_path / "a.mp4", fps=30) as film:
+        for _ in range(3):
+            film.add(np.zeros((64, 64, 3), np.uint8))
+    assert film.problem == "not executable" and tries == [(448, 448)]
+
+
 @pytest.mark.timeout(30)
 def test_wherever_a_picture_is_interrupted_the_film_ends(tmp_path):
     """As by Ctrl-C, whose exception comes between any two lines, those of the standard library included."""
