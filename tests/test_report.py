@@ -368,6 +368,14 @@ def test_what_is_amiss_is_told_and_does_not_count(tmp_path):
     }
 
 
+@pytest.mark.parametrize(("updates", "told"), [(97, ["Pong: impala 38,800; ppo 40,000"]), (99, None)])
+def test_a_last_update_more_or_less_is_no_other_number_of_frames(tmp_path, updates, told):
+    make_run(tmp_path, "Pong-v5", "ppo", returns=[1.0] * 100)
+    make_run(tmp_path, "Pong-v5", "impala", returns=[1.0] * updates)
+    comparison = comparison_of(tmp_path)
+    assert problems(comparison, over_games(comparison)).get("Scores at different numbers of frames") == told
+
+
 def test_nothing_is_amiss_where_nothing_is(tmp_path):
     for group, seed in itertools.product(("ppo", "impala"), (1, 2)):
         make_run(tmp_path, "Breakout-v5", group, seed)
