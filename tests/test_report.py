@@ -378,9 +378,19 @@ def test_a_last_update_more_or_less_is_no_other_number_of_frames(tmp_path, updat
 
 def test_nothing_is_amiss_where_nothing_is(tmp_path):
     for group, seed in itertools.product(("ppo", "impala"), (1, 2)):
-        make_run(tmp_path, "Breakout-v5", group, seed)
+        make_run(tmp_path, "Breakout-v5", group, seed, games=100)
     comparison = comparison_of(tmp_path)
     assert problems(comparison, over_games(comparison)) == {}
+
+
+def test_of_a_group_that_has_only_begun_no_more_is_told_than_that(tmp_path):
+    make_run(tmp_path, "Breakout-v5", updates=9, finished=False)
+    comparison = comparison_of(tmp_path)
+    told = problems(comparison, over_games(comparison))
+    assert told["Short runs: drawn as thin dotted lines, not in scores"] == [
+        "Breakout, ppo, seed 1: stopped at 300 of 900 steps"
+    ]
+    assert not [kind for kind in told if kind.startswith("Curves")]
 
 
 def test_runs_that_differ_in_a_flag_are_no_repetitions(tmp_path):
