@@ -108,10 +108,11 @@ def send(command, number, when):
     wait_until(command, when)
     sent = time.time()
     command.send_signal(number)
-    try:
-        _, errors = command.communicate(timeout=30)
-    finally:
-        command.kill()  # if it did not heed the signal
+    with command:
+        try:
+            _, errors = command.communicate(timeout=30)
+        finally:
+            command.kill()  # if it did not heed the signal
     return command.returncode, time.time() - sent, errors
 
 
@@ -152,6 +153,31 @@ def test_a_signal_before_the_first_update_leaves_75(tmp_path):
     command = start(tmp_path, REPO / "cleanba/cleanba_ppo.py", *SMALL.split(), "--num-steps", "4000")
     code, _, errors = send(command, signal.SIGTERM, lambda: list(tmp_path.glob("runs/*/events*")))
     assert code == 75 and errors.startswith("stopped by SIGTERM")
+
+
+LOST_EXCEPTION = """
+import gc, signal, time
+from cleanba.sebulba.command import command
+
+def interrupted(phase, _):
+    if phase == "stop" and not interrupted.once:
+        interrupted.once = True
+        signal.raise_signal(signal.SIGTERM)
+
+interrupted.once = False
+with command(resumable=True):
+    gc.callbacks.append(interrupted)
+    gc.collect()
+    time.sleep(60)
+"""
+
+
+def test_a_signal_during_a_garbage_collection_is_not_lost(tmp_path):
+    """Python drops what is raised there, and JAX has a callback of it."""
+    command = subprocess.run(
+        [sys.executable, "-c", LOST_EXCEPTION], cwd=tmp_path, capture_output=True, text=True, timeout=30
+    )
+    assert (command.returncode, command.stderr) == (75, "stopped by SIGTERM\n")
 
 
 SLOW_CHECKPOINT = """

@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from typing import NoReturn
 
@@ -57,6 +58,19 @@ def _on_signal(number: int, _: object) -> None:
         raise Stopped(name)
 
 
+def _raise_again(report: Callable, lost: "sys.UnraisableHookArgs") -> None:
+    """A signal that interrupts a `__del__` or a callback of the garbage collector (JAX has one) raises there,
+    where Python drops what is raised. It comes again when that has returned: by an alarm, as a thread's start
+    takes locks that the interrupted one may hold."""
+    if isinstance(lost.exc_value, Stopped):
+        _came.clear()
+        number = signal.Signals[lost.exc_value.by]
+        signal.signal(signal.SIGALRM, lambda *_: _on_signal(number, None))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+    else:
+        report(lost)
+
+
 @contextmanager
 def stopping_gently(action: Callable[[str], None]) -> Iterator[list[str]]:
     """A first signal in the body calls `action` with its name, and interrupts nothing. The list is of the
@@ -84,9 +98,11 @@ def _signals_handled(numbers: list[signal.Signals]) -> Iterator[None]:
     _came.clear()
     heard = [n for n in numbers if signal.getsignal(n) != signal.SIG_IGN]  # nohup has SIGHUP ignored
     previous = {number: signal.signal(number, _on_signal) for number in heard}
+    report_unraisable, sys.unraisablehook = sys.unraisablehook, partial(_raise_again, sys.unraisablehook)
     try:
         yield
     finally:
+        sys.unraisablehook = report_unraisable
         for number, handler in previous.items():
             signal.signal(number, handler)
         _came.clear()
