@@ -42,7 +42,10 @@ def test_srun_starts_numbered_processes_on_the_node(slurm):
 
 def test_each_job_of_an_array_has_its_own_gpus_and_coordinator(slurm, tmp_path):
     (tmp_path / "show_process.py").write_text(SHOW_PROCESS)
-    script = f"srun {sys.executable} show_process.py"
+    script = f"""
+touch began$SLURM_ARRAY_TASK_ID
+until [ -e began$((1 - SLURM_ARRAY_TASK_ID)) ]; do sleep 0.1; done  # else its GPUs may be free again
+srun {sys.executable} show_process.py"""
     array = submit(slurm, tmp_path, script, "--array=0-1", "--ntasks=2", "--gpus-per-task=4")
     slurm.wait_for(array)
     jobs = [
