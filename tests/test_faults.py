@@ -156,7 +156,7 @@ def test_a_signal_before_the_first_update_leaves_75(tmp_path):
 
 
 LOST_EXCEPTION = """
-import gc, signal, time
+import gc, signal, sys, time
 from cleanba.sebulba.command import command
 
 def interrupted(phase, _):
@@ -168,16 +168,23 @@ interrupted.once = False
 with command(resumable=True):
     gc.callbacks.append(interrupted)
     gc.collect()
-    time.sleep(60)
+    time.sleep(float(sys.argv[1]))
+time.sleep(0.1)
+assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 """
 
 
-def test_a_signal_during_a_garbage_collection_is_not_lost(tmp_path):
-    """Python drops what is raised there, and JAX has a callback of it."""
+@pytest.mark.parametrize(("seconds", "end"), [(60, (75, "stopped by SIGTERM\n")), (0, (0, ""))])
+def test_a_signal_during_a_garbage_collection_is_not_lost(tmp_path, seconds, end):
+    """Python drops what is raised there, and JAX has a callback. A command that has ended is left alone."""
     command = subprocess.run(
-        [sys.executable, "-c", LOST_EXCEPTION], cwd=tmp_path, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", LOST_EXCEPTION, str(seconds)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
-    assert (command.returncode, command.stderr) == (75, "stopped by SIGTERM\n")
+    assert (command.returncode, command.stderr) == end
 
 
 SLOW_CHECKPOINT = """

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from rich.console import Console
@@ -52,20 +52,24 @@ def _on_signal(number: int, _: object) -> None:
         if number == signal.SIGINT:
             os.write(2, b"interrupted again: leaving at once\n")
             os._exit(128 + number)
-    elif _gently:
+    else:
+        _heed(name)
+
+
+def _heed(name: str) -> None:
+    if _gently:
         _gently(name)
     else:
         raise Stopped(name)
 
 
-def _raise_again(report: Callable, lost: "sys.UnraisableHookArgs") -> None:
+def _raise_again(previous: dict[int, Any], report: Callable, lost: "sys.UnraisableHookArgs") -> None:
     """A signal that interrupts a `__del__` or a callback of the garbage collector (JAX has one) raises there,
     where Python drops what is raised. It comes again when that has returned: by an alarm, as a thread's start
     takes locks that the interrupted one may hold."""
-    if isinstance(lost.exc_value, Stopped):
-        _came.clear()
-        number = signal.Signals[lost.exc_value.by]
-        signal.signal(signal.SIGALRM, lambda *_: _on_signal(number, None))
+    if isinstance(lost.exc_value, Stopped) and _came:
+        handler = signal.signal(signal.SIGALRM, lambda *_: _heed(_came[0]))
+        previous.setdefault(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, 0.05)
     else:
         report(lost)
@@ -97,12 +101,15 @@ def _signals_handled(numbers: list[signal.Signals]) -> Iterator[None]:
         return
     _came.clear()
     heard = [n for n in numbers if signal.getsignal(n) != signal.SIG_IGN]  # nohup has SIGHUP ignored
-    previous = {number: signal.signal(number, _on_signal) for number in heard}
-    report_unraisable, sys.unraisablehook = sys.unraisablehook, partial(_raise_again, sys.unraisablehook)
+    previous: dict[int, Any] = {number: signal.signal(number, _on_signal) for number in heard}
+    report = sys.unraisablehook
+    sys.unraisablehook = partial(_raise_again, previous, report)
     try:
         yield
     finally:
-        sys.unraisablehook = report_unraisable
+        sys.unraisablehook = report
+        if signal.SIGALRM in previous:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in previous.items():
             signal.signal(number, handler)
         _came.clear()

@@ -1,5 +1,6 @@
 """Where everything meets: threads, channels, the loop, and what the command does with the outcome."""
 
+import _thread
 import faulthandler
 import os
 import sys
@@ -155,10 +156,9 @@ class Crew(NamedTuple):
     def stop(self, job: Job, signal_name: str) -> None:
         """Called by a signal's handler. One process stops at once, after the last completed update; several
         stop after the same one. Another thread closes the channel: a handler interrupts the main thread
-        anywhere, also where it would miss the news."""
+        anywhere, also where it would miss the news, and where it holds what `threading.Thread` needs."""
         if job.processes == 1:
-            close = partial(self.wires.learned.close, Stopped(signal_name))
-            threading.Thread(target=close, daemon=True).start()
+            _thread.start_new_thread(self.wires.learned.close, (Stopped(signal_name),))
             return
         self.loop.learner.stop = True
         waiting = f"waiting for all {job.processes} processes to complete the update under way"
