@@ -28,7 +28,7 @@ from cleanba.sebulba.files import write_whole
 from cleanba.sebulba.records import code_version
 from cleanba.sebulba.topology import Topology, on_accelerator
 from cleanba.sebulba.train import MakeAlgorithm
-from cleanba.sebulba.trial import Training, measure_training
+from cleanba.sebulba.trial import FEWEST_UPDATES, Training, measure_training, seconds_of_training
 from cleanba.sebulba.tune import Setting, Tuned, tune_run
 
 DESCRIPTION = """Measure how fast a run with these flags is on this machine: `cleanba bench ppo` (the default)
@@ -49,7 +49,7 @@ class Bench:
     repeats: int = 3
     """of each measurement; medians count"""
     train_seconds: float = 20
-    """about how long to train"""
+    """about how long to train, but at least five updates"""
     tune: bool = False
     """look for faster values of --num-actor-threads with --local-num-envs, --inference-batch,
     --gradient-chunk and --env-threads, with the same number of environments"""
@@ -138,9 +138,10 @@ def measure(run: Run, make_algorithm: MakeAlgorithm, play: RandomPlay, bench: Be
     now("environments")
     after = bench.repeats // 2
     stepped = play.rounds(bench.repeats - after)
-    now("training")
-    in_turns = sum(1 / part.rate for part in alone.values()) + 1 / median(stepped[play.own])
-    training = measure_training(run, make_algorithm, bench.train_seconds, expected=1 / in_turns)
+    expected = 1 / (sum(1 / part.rate for part in alone.values()) + 1 / median(stepped[play.own]))
+    least = seconds_of_training(run, bench.train_seconds, expected)
+    now(f"training, about {least / 60:.0f} min: {FEWEST_UPDATES} updates" if least > 60 else "training")
+    training = measure_training(run, make_algorithm, bench.train_seconds, expected)
     now("environments again")
     for way, rates in play.rounds(after).items():
         stepped[way] += rates
@@ -272,7 +273,28 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
         used = ", ".join(f"{gib:.1f} GiB of the {where}'s" for where, gib in memory.items())
         times = shares_text(measured.time_of_actors(), training.learner)
         show(f"\n{times}\nmemory at the peak of all this: {used}\n{verdict}\n")
-        tuned = None
+        record = {
+            "title": title,
+            "command": shlex.join(["cleanba", "bench", algorithm, *argv]),
+            "code": code_version(),
+            "machine": circumstances(run.topology),
+            "load_before": load,
+            "layout": str(run.topology),
+            "args": vars(args),
+            "plan": run.plan._asdict(),
+            "parts": {
+                name: {"label": LABELS[name], "steps_per_second": part.rate, **part._asdict()}
+                for name, part in parts.items()
+            },
+            "ways_to_step": [{"how": str(way), **way._asdict(), "rates": r} for way, r in stepped.items()],
+            "actor_time": measured.time_of_actors(),
+            "learner_time": training.learner,
+            "bottleneck": verdict,
+            "peak_gib": memory,
+            "tune": None,
+        }
+        keep(record, out)
+        draw(record, out / "bench.png")
         if args.tune:
             tuned = tune_run(
                 run,
@@ -286,29 +308,12 @@ def bench(algorithm: str, args: PPOArgs | ImpalaArgs, argv: list[str], console: 
             )
             show(table_of_trials(tuned))
             show(f"\n{advice(tuned)}\n")
-    record = {
-        "title": title,
-        "command": shlex.join(["cleanba", "bench", algorithm, *argv]),
-        "code": code_version(),
-        "machine": circumstances(run.topology),
-        "load_before": load,
-        "layout": str(run.topology),
-        "args": vars(args),
-        "plan": run.plan._asdict(),
-        "parts": {
-            name: {"label": LABELS[name], "steps_per_second": part.rate, **part._asdict()}
-            for name, part in parts.items()
-        },
-        "ways_to_step": [{"how": str(way), **way._asdict(), "rates": r} for way, r in stepped.items()],
-        "actor_time": measured.time_of_actors(),
-        "learner_time": training.learner,
-        "bottleneck": verdict,
-        "peak_gib": memory,
-        "tune": tuned and record_of(tuned),
-    }
-    write_whole(out / "bench.json", json.dumps(record, indent=2).encode() + b"\n")
-    draw(record, out / "bench.png")
+            keep(record | {"tune": record_of(tuned)}, out)
     show(f"everything is in {out}")
+
+
+def keep(record: dict[str, Any], out: Path) -> None:
+    write_whole(out / "bench.json", json.dumps(record, indent=2).encode() + b"\n")
 
 
 def record_of(tuned: Tuned) -> dict[str, Any]:

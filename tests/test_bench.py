@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from cleanba import cleanba_bench, cleanba_impala, cleanba_ppo
 from cleanba.cleanba_bench import Bench, Part, make_run
-from cleanba.sebulba.args import BatchPlan
+from cleanba.sebulba.args import BatchPlan, UsageError
 from cleanba.sebulba.bottleneck import Measured, bottleneck
 from cleanba.sebulba.ceilings import Stepping, steps_per_second, ways_to_step
 from cleanba.sebulba.topology import Topology
@@ -81,6 +82,9 @@ def test_the_ceiling_is_measured_on_both_sides_of_the_training(monkeypatch):
             rate = 1000.0 if len(order) == 1 else 600.0
             return {own: [rate - 100] * number, best: [rate] * number}
 
+    shown = []
+    run = SimpleNamespace(plan=SimpleNamespace(batch_size=15_000))  # five at 750 steps/s: 100 s
+
     def train(run, make_algorithm, seconds, expected):
         order.append("training")
         assert expected == pytest.approx(1 / (1 / 900 + 1 / 4500))
@@ -88,8 +92,9 @@ def test_the_ceiling_is_measured_on_both_sides_of_the_training(monkeypatch):
 
     monkeypatch.setattr(cleanba_bench, "measure_devices", lambda *_: {"learning": Part("", [4500.0])})
     monkeypatch.setattr(cleanba_bench, "measure_training", train)
-    found = cleanba_bench.measure(None, None, Slowing(), Bench(repeats=4), now=lambda _: None)
+    found = cleanba_bench.measure(run, None, Slowing(), Bench(repeats=4), now=shown.append)
     assert order == [2, "training", 2]
+    assert shown == ["environments", "training, about 2 min: 5 updates", "environments again"]
     assert found.parts["ceiling"] == (str(best), [1000.0, 1000.0, 600.0, 600.0])
     assert found.parts["ceiling"].rate == 800 and found.parts["training"].rate == 720
     assert found.parts["environments"].how == str(own) and list(found.stepped) == [own, best]
@@ -141,13 +146,19 @@ def test_all_of_the_actors_time_is_accounted_for():
         (
             {},
             dict(inference=0.36, environment=0.4),
-            {},
+            dict(concurrency=True),
             "actors wait 31 % for the GPU, which learns: lower `--gradient-chunk`",
         ),
         (
             {},
             dict(inference=0.36, environment=0.4),
-            dict(learner_device_ids=(1,), inference_batch=32),
+            {},  # at lag 0 nothing learns meanwhile
+            "calls of the policy take 31 % of the actors' time longer than alone",
+        ),
+        (
+            {},
+            dict(inference=0.36, environment=0.4),
+            dict(concurrency=True, learner_device_ids=(1,), inference_batch=32),
             "calls of the policy take 31 % of the actors' time longer than alone, because cores and Python's "
             "lock are taken: a larger `--inference-batch` (now 32) needs fewer",
         ),
@@ -159,6 +170,12 @@ def test_all_of_the_actors_time_is_accounted_for():
         ),
         ({}, dict(handover=0.3), {}, "copies to the learners take 30 % of the actors' time"),
         ({}, dict(environment=0.3), {}, "Python takes 40 % of the actors' time"),
+        (
+            dict(training=880.0, inference=5500.0),
+            dict(environment=0.67, inference=0.16, handover=0.05, waiting=0.0),
+            dict(concurrency=True),
+            "mostly environment-bound, 88 %: more cores help. Then: inference takes 16 % of the actors' time",
+        ),
         (dict(environments=600.0), {}, {}, "environments are stepped at 60 % of their ceiling: step them as"),
         (
             dict(platform="cpu", learning=625.0, inference=5000.0, environments=1000.0, training=300.0),
@@ -218,12 +235,15 @@ def speed(setting):
     return 1000 - 100 * abs(setting.num_actor_threads - 4) - abs(setting.gradient_chunk - 64)
 
 
+EACH = dict(expected=608.0, seconds_each=1.0)  # of the given setting
+
+
 def options(setting):
     return neighbours(setting, actor_devices=1, cores=16, free_cores=14)
 
 
 def test_tuning_goes_on_as_far_as_it_helps():
-    tuned = tune(GIVEN, options, speed, seconds=1e9, repeats=3)
+    tuned = tune(GIVEN, options, speed, **EACH, seconds=1e9, repeats=3)
     assert tuned.best._replace(env_threads=0) == Setting(4, 32, 16, 64, 0)
     assert tuned.is_better and tuned.given_again == [608] * 3 and tuned.best_again == [1000] * 3
     assert tuned.gain == pytest.approx(1000 / 608 - 1)
@@ -234,7 +254,7 @@ def test_tuning_goes_on_as_far_as_it_helps():
 def test_noise_does_not_pick_the_winner():
     rates = iter([100, 130] + [100] * 50)  # one lucky measurement
 
-    tuned = tune(GIVEN, options, lambda setting: next(rates), seconds=1e9, repeats=3)
+    tuned = tune(GIVEN, options, lambda setting: next(rates), **EACH, seconds=1e9, repeats=3)
     assert tuned.best != GIVEN and not tuned.is_better
     assert "keep your flags" in cleanba_bench.advice(tuned)
     assert not tuned._replace(given_again=[100, 110, 120], best_again=[115, 118, 125]).is_better
@@ -249,19 +269,38 @@ def test_tuning_keeps_its_time_and_leaves_enough_to_compare_again(minutes, trial
         now[0] += 60
         return speed(setting)
 
-    tuned = tune(GIVEN, options, minute, seconds=60 * minutes, repeats=3, clock=lambda: now[0])
+    tuned = tune(GIVEN, options, minute, **EACH, seconds=60 * minutes, repeats=3, clock=lambda: now[0])
     assert (len(tuned.tried), len(tuned.best_again)) == (trials, again)
     assert now[0] <= 60 * minutes
+
+
+def test_nothing_is_tried_that_would_take_too_long():
+    """Comparing alone takes six more."""
+    tuned = tune(GIVEN, options, pytest.fail, expected=20.0, seconds_each=50, seconds=300, repeats=3)
+    assert tuned == ({GIVEN: 20.0}, GIVEN, [], [])
+    assert "no time to try others; give more --tune-minutes" in cleanba_bench.advice(tuned)
+
+
+def test_what_was_measured_is_kept_when_tuning_is_interrupted(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        record = json.loads((tmp_path / "bench.json").read_text())
+        assert record["parts"]["training"]["steps_per_second"] > 0 and (tmp_path / "bench.png").exists()
+        raise UsageError("as if by Ctrl-C")
+
+    monkeypatch.setattr(cleanba_bench, "tune_run", interrupted)
+    with pytest.raises(SystemExit):
+        cleanba_bench.main(["impala", *SMALL.split(), *QUICK.split(), "--out", str(tmp_path)])
+    assert json.loads((tmp_path / "bench.json").read_text())["tune"] is None
 
 
 # ---------------------------------------------------------------------------------------------- end to end
 
 SMALL = "--env-id CartPole-v1 --local-num-envs 4 --num-actor-threads 1 --num-steps 8 --hiddens 16"
+QUICK = "--seconds 0.1 --repeats 1 --train-seconds 0.4 --tune --tune-minutes 0.05"
 
 
 def test_a_small_benchmark(tmp_path, capsys):
-    quick = "--seconds 0.1 --repeats 1 --train-seconds 0.4 --tune --tune-minutes 0.05"
-    cleanba_bench.main(["impala", *SMALL.split(), *quick.split(), "--out", str(tmp_path)])
+    cleanba_bench.main(["impala", *SMALL.split(), *QUICK.split(), "--out", str(tmp_path)])
     said = capsys.readouterr().out
     record = json.loads((tmp_path / "bench.json").read_text())
     parts = record["parts"]

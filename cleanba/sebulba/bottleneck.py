@@ -44,6 +44,14 @@ def bottleneck(measured: Measured, args: RunArgs) -> str:
         return _of_cores(measured, args)
     times = measured.time_of_actors()
     in_environments = times.pop("environment")
+    if in_environments > 0.5 and measured.environments >= NEAR * measured.ceiling:
+        mostly = f"mostly environment-bound, {percent(reached)}: more cores help. Then: "
+        return mostly + _of_actors(measured, args, times, in_environments)
+    return _of_actors(measured, args, times, in_environments)
+
+
+def _of_actors(measured: Measured, args: RunArgs, times: dict[str, float], in_environments: float) -> str:
+    """What takes most of their `times`, without what they spend in environments."""
     worst = max(times, key=lambda name: times[name])
     share = percent(times[worst])
     device = measured.platform.upper()
@@ -56,7 +64,7 @@ def bottleneck(measured: Measured, args: RunArgs) -> str:
     if measured.environments < NEAR * measured.ceiling and in_environments > times[worst]:
         return (
             f"environments are stepped at {percent(measured.environments / measured.ceiling)} of their "
-            "ceiling: step them as it was reached, by `--env-stepping`, `--num-actor-threads` and "
+            "ceiling: step them as in the first row, by `--env-stepping`, `--num-actor-threads` and "
             "`--env-threads`"
         )
     if worst == "waiting":
@@ -64,7 +72,8 @@ def bottleneck(measured: Measured, args: RunArgs) -> str:
             f"acting and learning take turns, and actors wait {share} for the learner: `--concurrency` lets "
             "them overlap, at policy lag 1"
         )
-    if worst == "queueing" and set(args.actor_device_ids) & set(args.learner_device_ids):
+    shared = set(args.actor_device_ids) & set(args.learner_device_ids)
+    if worst == "queueing" and shared and args.concurrency:
         return f"actors wait {share} for the {device}, which learns: lower {_now(args, 'gradient_chunk')}"
     if worst == "queueing":
         return (

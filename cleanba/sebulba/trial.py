@@ -33,6 +33,11 @@ class Training(NamedTuple):
         return Training([row["charts/SPS_update"] for row in counted], **shares)
 
 
+def seconds_of_training(run: Run, seconds: float, expected: float) -> float:
+    """That one takes at least, if it should take so many and makes the `expected` steps per second."""
+    return max(seconds, FEWEST_UPDATES * run.plan.batch_size / expected)
+
+
 def measure_training(run: Run, make_algorithm: MakeAlgorithm, seconds: float, expected: float) -> Training:
     """A real run of about so many seconds, if it makes the `expected` steps per second. It leaves nothing."""
     updates = max(FEWEST_UPDATES, round(seconds * expected / run.plan.batch_size))

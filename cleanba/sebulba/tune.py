@@ -13,7 +13,7 @@ from cleanba.sebulba.args import Args, BatchPlan, UsageError, flag
 from cleanba.sebulba.ceilings import Run
 from cleanba.sebulba.envs import free_cores
 from cleanba.sebulba.train import MakeAlgorithm
-from cleanba.sebulba.trial import measure_training
+from cleanba.sebulba.trial import measure_training, seconds_of_training
 
 
 class Setting(NamedTuple):
@@ -86,14 +86,17 @@ def tune(
     options: Callable[[Setting], list[list[Setting]]],
     rate: Callable[[Setting], float],
     *,
+    expected: float,
+    seconds_each: float,
     seconds: float,
     repeats: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Tuned:
     """Search, then compare the best with what was given, in turns, within that time. `options` of a setting
-    are its possible neighbours, `rate` takes a while to measure its steps per second."""
+    are its possible neighbours, `rate` measures its steps per second, which takes `seconds_each` or more.
+    `expected` is the rate of what was given, should there be no time for anything."""
     start = clock()
-    spent: list[float] = []
+    spent = [seconds_each]
 
     def timed_rate(setting: Setting) -> float:
         before = clock()
@@ -104,7 +107,7 @@ def tune(
     def has_time() -> bool:
         return clock() - start + max(spent) * (1 + 2 * repeats) <= seconds
 
-    tried = search(given, options, timed_rate, has_time)
+    tried = search(given, options, timed_rate, has_time) if has_time() else {given: expected}
     best = max(tried, key=lambda setting: tried[setting])
     rounds = [(rate(given), rate(best)) for _ in range(repeats if best != given else 0)]
     return Tuned(tried, best, [before for before, _ in rounds], [after for _, after in rounds])
@@ -168,7 +171,16 @@ def tune_run(
             return 0.0  # it does not fit into the device's memory
         return median(training.rates)
 
-    return tune(given, options, rate_of, seconds=seconds, repeats=repeats)
+    seconds_each = seconds_of_training(run, trial_seconds, expected)
+    return tune(
+        given,
+        options,
+        rate_of,
+        expected=expected,
+        seconds_each=seconds_each,
+        seconds=seconds,
+        repeats=repeats,
+    )
 
 
 def possible(run: Run, make_algorithm: MakeAlgorithm, setting: Setting) -> Setting | None:
