@@ -75,7 +75,6 @@ class Contest(NamedTuple):
     rival_flags: list[str]
     cleanba_flags: list[str]
     target: float  # least Cleanba / rival
-    variants: tuple[str, ...] = ("",)  # further flags of Cleanba; each is measured
 
 
 NATURE = ["--network=nature", "--hiddens=512"]
@@ -83,8 +82,8 @@ CONTESTS = {
     "sb3-nature": Contest(SB3, ["--network=nature"], NATURE, target=1.15),
     # torch's convolution gradients are twice as fast as XLA's on CPUs
     "sb3-impala": Contest(SB3, ["--network=impala"], ["--network=impala", "--hiddens=256"], target=0.7),
-    # APPO acts while it learns; so does Cleanba with --concurrency
-    "appo": Contest(APPO, [], NATURE, target=1.0, variants=("", "--concurrency")),
+    "appo": Contest(APPO, ["--async_rl=False"], NATURE, target=1.0),  # both act and learn in turns
+    "appo-lag1": Contest(APPO, ["--async_rl=True"], [*NATURE, "--concurrency"], target=1.0),
 }
 
 
@@ -154,18 +153,11 @@ def run_cleanba(flags: list[str], updates: int) -> dict:
 
 
 def play(contest: Contest, seconds: float) -> dict[str, dict]:
-    """One round: the rival, then every variant of Cleanba for about as long."""
+    """One round: the rival, then Cleanba for about as long."""
     rival = run_rival(contest, seconds)
     expected = rival["steps_per_second"] * contest.target
     updates = max(3, round(seconds * expected / STEPS_PER_UPDATE))
-    results = {contest.rival.name: rival}
-    for variant in contest.variants:
-        results[title(variant)] = run_cleanba([*contest.cleanba_flags, *variant.split()], updates)
-    return results
-
-
-def title(variant: str) -> str:
-    return f"Cleanba {variant}".strip()
+    return {contest.rival.name: rival, "Cleanba": run_cleanba(contest.cleanba_flags, updates)}
 
 
 def is_quiet(results: dict[str, dict]) -> bool:
@@ -176,19 +168,18 @@ def report(contest: str, results: dict[str, dict]) -> None:
     for name, result in results.items():
         warning = "" if result["others"] <= QUIET else f"  (others used {result['others']:.0%} of the cores)"
         rate, updates = result["steps_per_second"], result["updates"]
-        print(f"{contest:12}{name:22}{rate:8.1f} steps/s over {updates} updates{warning}", flush=True)
+        print(f"{contest:12}{name:9}{rate:8.1f} steps/s over {updates} updates{warning}", flush=True)
 
 
-def summary(contest: str, variant: str, rounds: list[dict[str, dict]]) -> dict:
+def summary(contest: str, rounds: list[dict[str, dict]]) -> dict:
     rival, target = CONTESTS[contest].rival.name, CONTESTS[contest].target
     quiet = [results for results in rounds if is_quiet(results)]
     theirs, ours = (
         median(results[name]["steps_per_second"] for results in quiet or rounds)
-        for name in (rival, title(variant))
+        for name in (rival, "Cleanba")
     )
     return {
         "contest": contest,
-        "ours": title(variant),
         "rival": theirs,
         "cleanba": ours,
         "ratio": ours / theirs,
@@ -215,12 +206,10 @@ def main() -> None:
             rounds[name].append(play(CONTESTS[name], args.seconds))
             report(name, rounds[name][-1])
 
-    table = [
-        summary(name, variant, rounds[name]) for name in args.contests for variant in CONTESTS[name].variants
-    ]
-    print(f"\nsteps/s, median\n{'':34}{'rival':>8}{'Cleanba':>9}{'ratio':>7}{'target':>8}  quiet rounds")
+    table = [summary(name, rounds[name]) for name in args.contests]
+    print(f"\nsteps/s, median\n{'':12}{'rival':>8}{'Cleanba':>9}{'ratio':>7}{'target':>8}  quiet rounds")
     for row in table:
-        print("{contest:12}{ours:22}{rival:8.1f}{cleanba:9.1f}{ratio:7.2f}{target:8}".format(**row), end="")
+        print("{contest:12}{rival:8.1f}{cleanba:9.1f}{ratio:7.2f}{target:8}".format(**row), end="")
         print(f"  {row['quiet']} of {args.repeats}{'' if row['quiet'] else ': do not trust this row'}")
     if args.out:
         results = {"cores": args.cores, "results": table, "rounds": rounds}

@@ -4,7 +4,7 @@ The last line of the output is a JSON object: the median rate over the iteration
 and what would show stale samples dropped (`least_valid`, of the minibatches that Sample Factory reports on)
 or epochs left out. Its count of collected samples is some seconds old, so it may be below the trained ones.
 Flags that this script does not know go to Sample Factory and override its configuration here, e.g.
-`--serial_mode=False --async_rl=True`.
+`--serial_mode=False`.
 """
 
 import argparse
@@ -35,8 +35,7 @@ CONFIGURATION = dict(
     # The fastest found for two cores, by runs of 6 s. Steps/s: serial 287 and 317, serial with async_rl 316;
     # asynchronous in processes, which leave the learner one thread: 1 worker 255 and 263, 1 worker with
     # 2 splits 229, 2 workers 255 (while others used 9 % of the cores; 1 % in all the rest).
-    serial_mode=True,
-    async_rl=False,
+    serial_mode=True,  # against_others.py says whether it acts while it learns (async_rl)
     num_workers=1,
     num_envs_per_worker=1,  # pools per worker
     worker_num_splits=1,

@@ -18,6 +18,7 @@ take a GPU's memory.
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import subprocess
@@ -31,7 +32,7 @@ from typing import Any
 
 from cleanba import cleanba_bench, cleanba_ppo
 from cleanba.sebulba.args import parse_args
-from cleanba.sebulba.ceilings import Devices, RandomPlay, Stepping
+from cleanba.sebulba.ceilings import Devices, RandomPlay
 from cleanba.sebulba.command import say
 from cleanba.sebulba.trial import measure_training
 
@@ -51,11 +52,17 @@ def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, s
             process = subprocess.Popen(
                 command, cwd=REPO, env=os.environ | (env or {}), stdout=output, stderr=subprocess.STDOUT
             )
-        while not ended:
-            if not first and any(path.stat().st_size for path in Path(runs_dir).rglob("metrics.jsonl")):
-                first = time.perf_counter() - start
-            time.sleep(0.02)
-            ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+        try:
+            while not ended:
+                if not first and any(path.stat().st_size for path in Path(runs_dir).rglob("metrics.jsonl")):
+                    first = time.perf_counter() - start
+                time.sleep(0.02)
+                ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        process.returncode = os.waitstatus_to_exitcode(status)  # wait4 has taken it
         if status:
             sys.exit(f"{log.read_text()}\nfailed: {' '.join(command)}")
         (metrics,) = Path(runs_dir).rglob("metrics.jsonl")
@@ -92,16 +99,17 @@ def table(header: str, lines: list[list]) -> None:
 def bench(args: argparse.Namespace) -> dict:
     """What `cleanba bench` does, of both algorithms."""
     found: dict[str, Any] = {}
-    plays: dict[tuple[Stepping, ...], RandomPlay] = {}  # environments take a while to make
+    plays: dict[str, RandomPlay] = {}  # environments take a while to make
     for algorithm in ALGORITHMS:
         default, make_algorithm = cleanba_bench.ALGORITHMS[algorithm]
         flags = f"{getattr(args, algorithm)} {args.bench}".split()
         given = parse_args(default, description="", argv=flags)
         run_of_it = cleanba_bench.make_run(given, make_algorithm)
-        ways = tuple(cleanba_bench.ways(run_of_it))
-        if ways not in plays:
-            plays[ways] = RandomPlay(run_of_it, list(ways), given.seconds)
-        parts, training, stepped = cleanba_bench.measure(run_of_it, make_algorithm, plays[ways], given, say)
+        ways = cleanba_bench.ways(run_of_it)
+        key = f"{run_of_it.env} {ways} {given.seed}"
+        if key not in plays:
+            plays[key] = RandomPlay(run_of_it, ways, given.seconds)
+        parts, training, stepped = cleanba_bench.measure(run_of_it, make_algorithm, plays[key], given, say)
         found[algorithm] = {
             "flags": flags,
             "rates": {name: part.rate for name, part in parts.items()},
@@ -132,15 +140,8 @@ def defaults(_: argparse.Namespace) -> dict:
         for algorithm, (rows, updates) in sizes.items()
         for dtype in ("float32", "bfloat16")
     }
-    lines = [
-        [
-            name,
-            *(f"{one['steps_per_second']:,.0f}" for one in both),
-            f"{both[0]['first_update_seconds']:.1f} s",
-        ]
-        for name, both in found.items()
-    ]
-    table(" default flags at lag 1 | steps/s | --no-deterministic | to the first update ", lines)
+    lines = [[name, *(f"{one['steps_per_second']:,.0f}" for one in both)] for name, both in found.items()]
+    table(" default flags at lag 1 | steps/s | --no-deterministic ", lines)
     return found
 
 
@@ -228,7 +229,7 @@ def memory(_: argparse.Namespace) -> list[dict]:
         found = list(processes.map(peak, *zip(*points, strict=True)))
     lines = [
         [one["algorithm"], f"2 × {one['envs']}", one["steps"], one["chunk"]]
-        + [f"{gib:.2f}" for gib in one["peak_gib"].values()]
+        + [f"{one['peak_gib'].get(where, math.nan):.2f}" for where in ("host", "device")]
         for one in found
     ]
     table(" | environments | steps | chunk | host, GiB | device, GiB ", lines)
@@ -253,8 +254,8 @@ def chunks(_: argparse.Namespace) -> dict:
     found = {}
     for rows in (256, 1024, 4096):
         args = cleanba_bench.PPOArgs(compute_dtype="bfloat16", gradient_chunk=rows)
-        run = cleanba_bench.make_run(args, cleanba_ppo.make_algorithm)
-        found[rows] = median(Devices(run).learn(0.7, 3))
+        run_of_it = cleanba_bench.make_run(args, cleanba_ppo.make_algorithm)
+        found[rows] = median(Devices(run_of_it).learn(0.7, 3))
     table(
         " --gradient-chunk, bfloat16 | PPO's learning alone ",
         [[name, f"{rate:,.0f}"] for name, rate in found.items()],
@@ -278,7 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, required=True)
     for algorithm in ALGORITHMS:
-        parser.add_argument(f"--{algorithm}", default="", help="flags of its bench")
+        parser.add_argument(f"--{algorithm}", default="", help="flags of its bench; games has IMPALA's, too")
     parser.add_argument("--game-steps", type=int, default=7_000_000, help="of each of the games")
     parser.add_argument("--bench", default="", help="flags of `cleanba bench` itself, for both")
     parser.add_argument("--out", type=Path, help="also write everything here, as JSON")
