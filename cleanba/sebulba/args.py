@@ -79,7 +79,7 @@ class Hardware:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """precision of the network's layers; params, optimizer and losses are always float32"""
     deterministic: bool = True
-    """have XLA compile for GPUs so that the same command gives the same bits; off: mostly faster"""
+    """have XLA compile for GPUs so that the same command gives the same bits; off: may be faster"""
 
 
 @dataclass(frozen=True)
