@@ -82,8 +82,11 @@ CONTESTS = {
     "sb3-nature": Contest(SB3, ["--network=nature"], NATURE, target=1.15),
     # torch's convolution gradients are twice as fast as XLA's on CPUs
     "sb3-impala": Contest(SB3, ["--network=impala"], ["--network=impala", "--hiddens=256"], target=0.7),
-    "appo": Contest(APPO, ["--async_rl=False"], NATURE, target=1.0),  # both act and learn in turns
-    "appo-lag1": Contest(APPO, ["--async_rl=True"], [*NATURE, "--concurrency"], target=1.0),
+    # APPO as it comes, with a process each for environments, acting and learning
+    "appo": Contest(APPO, [], [*NATURE, "--concurrency"], target=1.0),
+    # all in one process, where torch has all the cores: harder; then both act and learn in turns
+    "appo-one": Contest(APPO, ["--serial_mode=True"], [*NATURE, "--concurrency"], target=1.0),
+    "appo-turns": Contest(APPO, ["--serial_mode=True", "--async_rl=False"], NATURE, target=1.0),
 }
 
 

@@ -4,7 +4,7 @@ The last line of the output is a JSON object: the median rate over the iteration
 and what would show stale samples dropped (`least_valid`, of the minibatches that Sample Factory reports on)
 or epochs left out. Its count of collected samples is some seconds old, so it may be below the trained ones.
 Flags that this script does not know go to Sample Factory and override its configuration here, e.g.
-`--serial_mode=False`.
+`--serial_mode=True`.
 """
 
 import argparse
@@ -32,10 +32,9 @@ from sample_factory.train import make_runner
 CONFIGURATION = dict(
     env_frameskip=1,  # EnvPool skips frames itself, and we count steps
     batched_sampling=True,
-    # The fastest found for two cores, by runs of 6 s. Steps/s: serial 287 and 317, serial with async_rl 316;
-    # asynchronous in processes, which leave the learner one thread: 1 worker 255 and 263, 1 worker with
-    # 2 splits 229, 2 workers 255 (while others used 9 % of the cores; 1 % in all the rest).
-    serial_mode=True,  # against_others.py says whether it acts while it learns (async_rl)
+    # The fastest found for two cores, by runs of 6 s. Steps/s: 1 worker 255 and 263, 1 worker with 2 splits
+    # 229, 2 workers 255 (while others used 9 % of the cores; 1 % in all else). In one process (serial_mode)
+    # 316, without async_rl 287 and 317: there the learner has more than one thread.
     num_workers=1,
     num_envs_per_worker=1,  # pools per worker
     worker_num_splits=1,
