@@ -13,7 +13,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 CUDA ?= $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo 1)
 
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -qq
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# The locks are complete. Left to resolve dependencies, pip 23 takes the newest release for one with extras, and stops.
+INSTALL_LOCK := $(PIP) install -qq --require-hashes --no-deps -r
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -55,14 +57,15 @@ clean: ## Remove the virtual environment and the tools' caches
 # The stamps: installed once, and again when the project file or a lock file changes.
 $(VENV)/.installed: pyproject.toml requirements.lock | $(BIN)/python
 	@echo "Installing the packages of requirements.lock into $(VENV) (about 1 minute) ..."
-	@$(PIP_INSTALL) --require-hashes -r requirements.lock
-	@$(PIP_INSTALL) --no-deps -e .
+	@$(INSTALL_LOCK) requirements.lock
+	@$(PIP) install -qq --no-deps -e .
+	@$(PIP) check -q
 	@touch $@
 
 # requirements-cuda.lock is requirements.lock and jax's CUDA packages.
 $(VENV)/.installed-cuda: requirements-cuda.lock $(VENV)/.installed
 	@echo "Installing the CUDA packages of requirements-cuda.lock into $(VENV) (over 3 GB to download) ..."
-	@$(PIP_INSTALL) --require-hashes -r requirements-cuda.lock
+	@$(INSTALL_LOCK) requirements-cuda.lock
 	@touch $@
 
 $(BIN)/python:
