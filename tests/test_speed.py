@@ -32,7 +32,7 @@ def test_disturbed_rounds_do_not_count_if_there_are_quiet_ones():
     assert (row["ratio"], row["quiet"]) == (9.0, 0)
 
 
-def test_a_training_is_measured_from_outside(capsys):
+def test_a_training_is_measured_from_outside():
     result = speed.run("ppo", TINY, rows=32, updates=6)
     assert result["updates"] == 4 and result["rows"] == 32
     assert 0 < result["first_update_seconds"] < 100 and 100 < result["peak_mib"] < 4000
@@ -42,11 +42,11 @@ def test_a_training_is_measured_from_outside(capsys):
 def test_no_training_is_left_behind(monkeypatch):
     started = []
 
-    def interrupted(process_id, options):
+    def interrupted(process_id):
         started.append(process_id)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "wait4", interrupted)
+    monkeypatch.setattr(speed, "resident_mib", interrupted)
     with pytest.raises(KeyboardInterrupt):
         speed.run("ppo", TINY, rows=32, updates=10**6)
     with pytest.raises(ProcessLookupError):
@@ -56,3 +56,12 @@ def test_no_training_is_left_behind(monkeypatch):
 def test_a_training_that_fails_is_shown():
     with pytest.raises(SystemExit, match="(?s)--env-id Cart is not an EnvPool environment.*failed: "):
         speed.run("ppo", "--env-id Cart", rows=2**14, updates=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_default_run_on_a_cpu_needs_less_than_four_gibibytes(monkeypatch):
+    """Two updates with the default sizes; one epoch has the same peak as four."""
+    for name in ("JAX_NUM_CPU_DEVICES", "PJRT_NPROC"):
+        monkeypatch.delenv(name, raising=False)
+    assert 1 < speed.run("ppo", "--update-epochs 1", rows=16384, updates=2)["peak_mib"] / 1024 < 4
