@@ -59,7 +59,6 @@ $(VENV)/.installed: pyproject.toml requirements.lock | $(BIN)/python
 	@echo "Installing the packages of requirements.lock into $(VENV) (about 1 minute) ..."
 	@$(INSTALL_LOCK) requirements.lock
 	@$(PIP) install -qq --no-deps -e .
-	@$(PIP) check -q
 	@touch $@
 
 # requirements-cuda.lock is requirements.lock and jax's CUDA packages.

@@ -32,9 +32,9 @@ from sample_factory.train import make_runner
 CONFIGURATION = dict(
     env_frameskip=1,  # EnvPool skips frames itself, and we count steps
     batched_sampling=True,
-    # The fastest found for two cores, by runs of 6 s. Steps/s: 1 worker 255 and 263, 1 worker with 2 splits
-    # 229, 2 workers 255 (while others used 9 % of the cores; 1 % in all else). In one process (serial_mode)
-    # 316, without async_rl 287 and 317: there the learner has more than one thread.
+    # The fastest found for two cores with processes of its own, by runs of 6 s. Steps/s: 1 worker 255 and
+    # 263, 1 worker with 2 splits 229, 2 workers 255 (while others used 9 % of the cores; 1 % in all else). In
+    # one process (serial_mode) 316, without async_rl 287 and 317: there the learner has more than one thread.
     num_workers=1,
     num_envs_per_worker=1,  # pools per worker
     worker_num_splits=1,

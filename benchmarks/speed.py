@@ -47,7 +47,7 @@ def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, s
         command = [sys.executable, f"cleanba/cleanba_{algorithm}.py", *flags.split()]
         command += [f"--total-timesteps={rows * updates}", f"--runs-dir={runs_dir}"]
         log = Path(runs_dir) / "log"
-        start, first, peak_mib = time.perf_counter(), 0.0, 0.0
+        start, first, peak_gib = time.perf_counter(), 0.0, 0.0
         with log.open("w") as output:
             process = subprocess.Popen(
                 command, cwd=REPO, env=os.environ | (env or {}), stdout=output, stderr=subprocess.STDOUT
@@ -56,7 +56,7 @@ def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, s
             while process.poll() is None:
                 if not first and any(path.stat().st_size for path in Path(runs_dir).rglob("metrics.jsonl")):
                     first = time.perf_counter() - start
-                peak_mib = max(peak_mib, resident_mib(process.pid))
+                peak_gib = max(peak_gib, cleanba_bench.resident_gib(process.pid))
                 time.sleep(0.02)
         except BaseException:
             process.kill()
@@ -74,7 +74,7 @@ def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, s
         "first_update_seconds": first,
         "steps_per_second": median(row["charts/SPS_update"] for row in counted),
         "learning_seconds": median(row["stats/learner_learning_seconds"] for row in counted),
-        "peak_mib": peak_mib,
+        "peak_gib": peak_gib,
         "curve": [
             [row["global_step"], row["seconds"], row["charts/avg_episodic_return"]]
             for row in found[:: max(1, len(found) // 50)] + found[-1:]
@@ -83,12 +83,6 @@ def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, s
     }
     print(json.dumps(result), flush=True)  # who stops this early has something
     return result
-
-
-def resident_mib(process_id: int) -> float:
-    """The most that it had so far. (What `wait4` tells counts from the fork, with its parent's memory.)"""
-    status = Path(f"/proc/{process_id}/status").read_text()
-    return sum(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 def table(header: str, lines: list[list]) -> None:
@@ -212,7 +206,7 @@ def work(_: argparse.Namespace) -> dict:
             f"{one['steps_per_second']:,.0f}",
             f"{1000 * one['learning_seconds']:.0f} ms",
             f"{1e6 * one['learning_seconds'] / one['rows']:.0f} µs",
-            f"{one['peak_mib']:,.0f} MiB",
+            f"{one['peak_gib']:.2f} GiB",
         ]
         for what, ones in series.items()
         for number, one in ones.items()

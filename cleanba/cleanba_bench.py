@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shlex
 import sys
 import time
@@ -140,7 +139,8 @@ def measure(run: Run, make_algorithm: MakeAlgorithm, play: RandomPlay, bench: Be
     stepped = play.rounds(bench.repeats - after)
     expected = 1 / (sum(1 / part.rate for part in alone.values()) + 1 / median(stepped[play.own]))
     least = seconds_of_training(run, bench.train_seconds, expected)
-    now(f"training, about {least / 60:.0f} min: {FEWEST_UPDATES} updates" if least > 60 else "training")
+    too_slow = least > max(60, bench.train_seconds)
+    now(f"training, about {least / 60:.0f} min: {FEWEST_UPDATES} updates" if too_slow else "training")
     training = measure_training(run, make_algorithm, bench.train_seconds, expected)
     now("environments again")
     for way, rates in play.rounds(after).items():
@@ -163,7 +163,9 @@ def measure_devices(run: Run, bench: Bench, now: Now) -> Parts:
     inference = Part(calls, devices.infer(*times))
     now("learning")
     minibatches = f"{run.algorithm.epochs} × {plan.num_minibatches} minibatches"
-    learning = Part(f"{minibatches}, in chunks of {plan.chunk_rows} rows", devices.learn(*times))
+    learned = devices.learn(*times)
+    how = f"{len(learned)} × {minibatches}, in chunks of {plan.chunk_rows} rows"
+    learning = Part(how, learned)
     now("copies")
     copies = Part(f"{plan.actors} × {plan.num_steps} steps × {plan.envs_per_actor}", devices.copy(*times))
     return {"inference": inference, "learning": learning, "copies": copies}
@@ -171,10 +173,16 @@ def measure_devices(run: Run, bench: Bench, now: Now) -> Parts:
 
 def peak_memory(device: jax.Device) -> dict[str, float]:
     """GiB since the process began."""
-    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    peak = {"host": resident_gib()}
     if stats := device.memory_stats():  # CPUs have none
-        peak["device"] = stats["peak_bytes_in_use"]
-    return {where: size / 2**30 for where, size in peak.items()}
+        peak["device"] = stats["peak_bytes_in_use"] / 2**30
+    return peak
+
+
+def resident_gib(process: int | str = "self") -> float:
+    """The most that it had so far. (`getrusage` counts from the fork, with its parent's memory.)"""
+    status = Path(f"/proc/{process}/status").read_text()
+    return sum(int(line.split()[1]) / 2**20 for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 def cores() -> int:

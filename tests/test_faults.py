@@ -83,23 +83,32 @@ def test_a_command_whose_environment_fails_shows_why_once_and_exits(tmp_path):
     assert "broken_receive" in command.stderr
 
 
-def start(tmp_path, *argv):
-    """A command with one device, as a user starts it."""
+@pytest.fixture
+def start(tmp_path):
+    """Starts a command with one device, as a user does. None outlives its test."""
     usual = {k: v for k, v in os.environ.items() if k not in ("JAX_NUM_CPU_DEVICES", "PJRT_NPROC")}
-    return subprocess.Popen(
-        [sys.executable, *map(str, argv)],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=usual,
-    )
+    commands = []
+
+    def start(*argv, stdout=subprocess.DEVNULL):
+        command = [sys.executable, *map(str, argv)]
+        commands.append(
+            subprocess.Popen(
+                command, cwd=tmp_path, stdout=stdout, stderr=subprocess.PIPE, text=True, env=usual
+            )
+        )
+        return commands[-1]
+
+    yield start
+    for command in commands:
+        with command:
+            command.kill()
 
 
 def wait_until(command, condition):
     deadline = time.time() + 200
     while not condition():
-        assert time.time() < deadline and command.poll() is None
+        assert command.poll() is None, command.stderr.read()
+        assert time.time() < deadline
         time.sleep(0.05)
 
 
@@ -108,11 +117,7 @@ def send(command, number, when):
     wait_until(command, when)
     sent = time.time()
     command.send_signal(number)
-    with command:
-        try:
-            _, errors = command.communicate(timeout=30)
-        finally:
-            command.kill()  # if it did not heed the signal
+    _, errors = command.communicate(timeout=30)
     return command.returncode, time.time() - sent, errors
 
 
@@ -132,8 +137,8 @@ SMALL = "--env-id CartPole-v1 --local-num-envs 4 --num-actor-threads 1 --num-ste
         pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_leaves_a_checkpoint_and_75(tmp_path, number):
-    command = start(tmp_path, REPO / "cleanba/cleanba_ppo.py", *SMALL.split(), "--save-model")
+def test_a_signal_leaves_a_checkpoint_and_75(tmp_path, start, number):
+    command = start(REPO / "cleanba/cleanba_ppo.py", *SMALL.split(), "--save-model")
     code, seconds, errors = send(command, number, lambda: rows_written(tmp_path) >= 3)
     assert code == 75
     assert seconds < 5
@@ -149,8 +154,8 @@ def test_a_signal_leaves_a_checkpoint_and_75(tmp_path, number):
     assert [path.stem for path in run_dir.glob("checkpoints/*")] == [f"update-{len(rows)}"]
 
 
-def test_a_signal_before_the_first_update_leaves_75(tmp_path):
-    command = start(tmp_path, REPO / "cleanba/cleanba_ppo.py", *SMALL.split(), "--num-steps", "4000")
+def test_a_signal_before_the_first_update_leaves_75(tmp_path, start):
+    command = start(REPO / "cleanba/cleanba_ppo.py", *SMALL.split(), "--num-steps", "4000")
     code, _, errors = send(command, signal.SIGTERM, lambda: list(tmp_path.glob("runs/*/events*")))
     assert code == 75 and errors.startswith("stopped by SIGTERM")
 
@@ -201,9 +206,9 @@ cleanba_ppo.main(argv=sys.argv[1:])
 """
 
 
-def test_a_second_ctrl_c_leaves_within_two_seconds(tmp_path):
+def test_a_second_ctrl_c_leaves_within_two_seconds(tmp_path, start):
     """While the checkpoint of the first one is being written."""
-    command = start(tmp_path, "-c", SLOW_CHECKPOINT, *SMALL.split())
+    command = start("-c", SLOW_CHECKPOINT, *SMALL.split())
     wait_until(command, lambda: rows_written(tmp_path) >= 3)
     command.send_signal(signal.SIGINT)
     command.send_signal(signal.SIGTERM)
@@ -228,24 +233,19 @@ cleanba_ppo.main(argv=sys.argv[1:])
 """
 
 
-def test_a_signal_while_the_end_is_noted_comes_too_late(tmp_path):
+def test_a_signal_while_the_end_is_noted_comes_too_late(tmp_path, start):
     """With 75 a finished run would be put back into the queue, and trained all over again."""
-    command = start(tmp_path, "-c", LATE_SIGNAL, *SMALL.split(), "--total-timesteps", "128")
+    command = start("-c", LATE_SIGNAL, *SMALL.split(), "--total-timesteps", "128")
     _, errors = command.communicate(timeout=100)
     assert command.returncode == 0, errors
     assert list(tmp_path.glob("runs/*/finished.json"))
 
 
 @pytest.mark.parametrize(("ctrl_c", "code"), [(False, 1), (True, 75)])
-def test_a_run_whose_output_nobody_reads_any_more_leaves_a_checkpoint(tmp_path, ctrl_c, code):
+def test_a_run_whose_output_nobody_reads_any_more_leaves_a_checkpoint(tmp_path, start, ctrl_c, code):
     """`| head` has seen enough; `| tee log` gets the same Ctrl-C."""
-    command = subprocess.Popen(
-        [sys.executable, REPO / "cleanba/cleanba_ppo.py", *SMALL.split(), "--log-frequency", "1"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    flags = [*SMALL.split(), "--log-frequency", "1"]
+    command = start(REPO / "cleanba/cleanba_ppo.py", *flags, stdout=subprocess.PIPE)
     for _ in range(5):
         command.stdout.readline()
     if ctrl_c:
@@ -277,9 +277,9 @@ cleanba_ppo.main(argv="--channels 64 128 --num-actor-threads 1 --local-num-envs 
 
 
 @pytest.mark.slow
-def test_ctrl_c_does_not_wait_for_a_long_device_program(tmp_path):
+def test_ctrl_c_does_not_wait_for_a_long_device_program(tmp_path, start):
     """A chunk of this network takes seconds on a CPU; the interrupt comes while one runs."""
-    command = start(tmp_path, "-c", LARGE_NETWORK)
+    command = start("-c", LARGE_NETWORK)
     code, seconds, errors = send(command, signal.SIGINT, (tmp_path / "differentiating").exists)
     assert code == 75
     assert seconds < 5

@@ -44,10 +44,11 @@ def bottleneck(measured: Measured, args: RunArgs) -> str:
         return _of_cores(measured, args)
     times = measured.time_of_actors()
     in_environments = times.pop("environment")
-    if in_environments > 0.5 and measured.environments >= NEAR * measured.ceiling:
-        mostly = f"mostly environment-bound, {percent(reached)}: more cores help. Then: "
-        return mostly + _of_actors(measured, args, times, in_environments)
-    return _of_actors(measured, args, times, in_environments)
+    then = _of_actors(measured, args, times, in_environments)
+    well_stepped = measured.environments >= NEAR * measured.ceiling
+    if in_environments > 0.5 and well_stepped and not _learns_always(measured, args):
+        return f"mostly environment-bound, {percent(reached)}: more cores help. Then: {then}"
+    return then
 
 
 def _of_actors(measured: Measured, args: RunArgs, times: dict[str, float], in_environments: float) -> str:
@@ -55,7 +56,7 @@ def _of_actors(measured: Measured, args: RunArgs, times: dict[str, float], in_en
     worst = max(times, key=lambda name: times[name])
     share = percent(times[worst])
     device = measured.platform.upper()
-    if args.concurrency and (worst == "waiting" or measured.learner["learning"] >= BUSY):
+    if _learns_always(measured, args) or (args.concurrency and worst == "waiting"):
         busy, waiting = percent(measured.learner["learning"]), percent(times["waiting"])
         return (
             f"learner-bound: it learns {busy} of the time, actors wait {waiting} for it: "
@@ -93,6 +94,11 @@ def _of_actors(measured: Measured, args: RunArgs, times: dict[str, float], in_en
     return (
         f"Python takes {share} of the actors' time: with more {_now(args, 'local_num_envs')} a call does more"
     )
+
+
+def _learns_always(measured: Measured, args: RunArgs) -> bool:
+    """At lag 0 acting and learning take turns, and it cannot."""
+    return args.concurrency and measured.learner["learning"] >= BUSY
 
 
 def percent(share: float) -> str:
