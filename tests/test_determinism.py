@@ -97,7 +97,11 @@ def has_gpu():
 @pytest.mark.parametrize(
     ("platform", "flags"),
     [
-        pytest.param("cpu", "--env-id CartPole-v1 --local-num-envs 4 --num-steps 16 --total-timesteps 1280"),
+        pytest.param(
+            "cpu",
+            "--env-id CartPole-v1 --local-num-envs 4 --num-steps 16 --total-timesteps 1280",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "cuda",
             "--total-timesteps 81920 --num-steps 16",

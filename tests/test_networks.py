@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +19,17 @@ def pictures(rows, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (rows, *PICTURES.obs_shape), dtype=np.uint8)
 
 
+@functools.cache
+def small_policy(dtype="float32"):
+    """With its first params."""
+    policy = make_policy(Args(compute_dtype=dtype, **SMALL), PICTURES)
+    return policy, jax.jit(policy.init)(jax.random.key(0))
+
+
 @pytest.mark.parametrize(("name", "env"), [("impala", PICTURES), ("nature", PICTURES), ("mlp", VECTORS)])
 def test_weights_start_orthogonal(name, env):
     policy = make_policy(Args(network=name), env)
-    params = policy.init(jax.random.key(0))["params"]
+    params = jax.jit(policy.init)(jax.random.key(0))["params"]
     heads = sorted(k for k in params if k.startswith("Dense"))[-2:]
     for path, kernel in jax.tree_util.tree_leaves_with_path(params):
         if kernel.ndim < 2:
@@ -42,9 +51,9 @@ def test_the_impala_network_has_the_known_number_of_parameters():
 
 
 def test_auto_takes_impala_for_pictures_and_mlp_otherwise():
-    key = jax.random.key(0)
-    assert "torso" in make_policy(Args(**SMALL), PICTURES).init(key)["params"]
-    assert "torso" not in make_policy(Args(**SMALL), VECTORS).init(key)["params"]
+    for env, has_torso in ((PICTURES, True), (VECTORS, False)):
+        params = jax.eval_shape(make_policy(Args(**SMALL), env).init, jax.random.key(0))["params"]
+        assert ("torso" in params) == has_torso
 
 
 def test_networks_that_do_not_fit_are_refused():
@@ -56,18 +65,16 @@ def test_networks_that_do_not_fit_are_refused():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_params_and_outputs_are_float32_whatever_is_computed_in(dtype):
-    policy = make_policy(Args(compute_dtype=dtype, **SMALL), PICTURES)
-    params = policy.init(jax.random.key(0))
-    logits, value = policy.apply(params, pictures(3))
+    policy, params = small_policy(dtype)
+    logits, value = jax.jit(policy.apply)(params, pictures(3))
     assert logits.shape == (3, 6) and value.shape == (3,)
     assert all(x.dtype == jnp.float32 for x in (logits, value, *jax.tree.leaves(params)))
 
 
 def test_channels_may_come_first_or_last():
-    policy = make_policy(Args(**SMALL), PICTURES)
-    params = policy.init(jax.random.key(0))
+    policy, params = small_policy()
     obs = pictures(2)
-    first, last = (policy.apply(params, x)[0] for x in (obs, np.moveaxis(obs, 1, 3)))
+    first, last = (jax.jit(policy.apply)(params, x)[0] for x in (obs, np.moveaxis(obs, 1, 3)))
     np.testing.assert_allclose(first, last, atol=1e-6)
 
 
@@ -78,8 +85,7 @@ def test_logprob_and_entropy_by_hand():
 
 
 def decide(obs, env_id, step, dtype="float32"):
-    policy = make_policy(Args(compute_dtype=dtype, **SMALL), PICTURES)
-    params = policy.init(jax.random.key(0))
+    policy, params = small_policy(dtype)
     return jax.device_get(jax.jit(lambda *x: act(policy, jax.random.key(1), params, *x))(obs, env_id, step))
 
 
