@@ -217,12 +217,12 @@ def job_member_killed(round: Round) -> Result:
 
 
 def job_member_suspended(round: Round) -> Result:
-    process = round.launch("--stuck-seconds", "3")
+    process = round.launch("--stuck-seconds", "10")  # a slow machine compiles for seconds
     round.wait_for_checkpoint(process)
     round.random_moment(process)
     now = time.monotonic()
     job_member(round, process).suspend()
-    seconds = round.end(process, now, 1, "has made no progress for 3 s")
+    seconds = round.end(process, now, 1, "has made no progress for 10 s")
     return Result(seconds, round.resume("resumed after update"))
 
 

@@ -94,11 +94,11 @@ def test_target_kl_skips_epochs(run):
 
 
 @pytest.mark.parametrize(
-    ("steps", "least"), [(25_000, 80), pytest.param(130_000, 475, marks=pytest.mark.slow, id="solved")]
+    ("steps", "least"), [(25_000, 80), pytest.param(150_000, 475, marks=pytest.mark.slow, id="solved")]
 )
 def test_cartpole_is_learned(run, steps, least):
-    """Solved within 400,000 steps was asked for; with these flags three seeds needed 85,000 to 111,000,
-    and had 112 and more after 25,000."""
+    """Solved within 400,000 steps was asked for; with these flags, README's, three seeds needed 85,000 to
+    111,000, and had 112 and more after 25,000."""
     _, rows = run(
         local_num_envs=8,
         num_steps=32,
