@@ -161,6 +161,7 @@ def test_memory_does_not_grow(run):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_ten_thousand_updates_do_not_grow_memory(run):
     assert memory_growth(run, 10_000) < 20
 
