@@ -98,6 +98,9 @@ def test_the_ceiling_is_measured_on_both_sides_of_the_training(monkeypatch):
     assert found.parts["ceiling"] == (str(best), [1000.0, 1000.0, 600.0, 600.0])
     assert found.parts["ceiling"].rate == 800 and found.parts["training"].rate == 720
     assert found.parts["environments"].how == str(own) and list(found.stepped) == [own, best]
+    order.clear()
+    cleanba_bench.measure(run, None, Slowing(), Bench(repeats=4, train_seconds=120), now=shown.append)
+    assert shown[4] == "training"  # as long as asked for
 
 
 # --------------------------------------------------------------------------------------------- bottleneck
@@ -316,6 +319,7 @@ def test_a_small_benchmark(tmp_path, capsys):
         assert min(part["rates"]) > 0
     assert parts["ceiling"]["steps_per_second"] >= parts["environments"]["steps_per_second"]
     assert parts["training"]["steps_per_second"] < parts["ceiling"]["steps_per_second"]
+    assert parts["learning"]["how"].startswith(f"{len(parts['learning']['rates'])} × ")
     assert record["bottleneck"] in said and record["tune"]["advice"] in said
     assert record["machine"]["cores"] and record["plan"]["batch_size"] == 32
     assert record["command"].startswith("cleanba bench impala --env-id CartPole-v1")

@@ -94,9 +94,10 @@ def test_target_kl_skips_epochs(run):
 
 
 @pytest.mark.parametrize(
-    ("steps", "least"), [(25_000, 80), pytest.param(150_000, 475, marks=pytest.mark.slow, id="solved")]
+    ("steps", "within", "least"),
+    [(25_000, 25_000, 80), pytest.param(150_000, 130_000, 475, marks=pytest.mark.slow, id="solved")],
 )
-def test_cartpole_is_learned(run, steps, least):
+def test_cartpole_is_learned(run, steps, within, least):
     """Solved within 400,000 steps was asked for; with these flags, README's, three seeds needed 85,000 to
     111,000, and had 112 and more after 25,000."""
     _, rows = run(
@@ -112,7 +113,8 @@ def test_cartpole_is_learned(run, steps, least):
         hiddens=(64, 64),
         total_timesteps=steps,
     )
-    assert max(row.get("charts/avg_episodic_return", 0) for row in rows) >= least
+    returns = [row.get("charts/avg_episodic_return", 0) for row in rows if row["global_step"] <= within]
+    assert max(returns) >= least
 
 
 @pytest.mark.slow
