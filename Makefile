@@ -34,12 +34,13 @@ test-all: $(VENV)/.installed ## Run all the tests
 	$(BIN)/python -m pytest
 
 faults: $(VENV)/.installed ## Do harm to sixty real runs, at random moments; options go in ARGS="..."
-	$(BIN)/python tests/fault_suite.py $(ARGS)
+	$(BIN)/python tests/faults/fault_suite.py $(ARGS)
 
-lint: $(VENV)/.installed ## Check style, formatting and types
+lint: $(VENV)/.installed ## Check style, formatting, types and the direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.installed ## Fix style where it can be fixed, and format
 	$(BIN)/ruff check --fix-only .
@@ -52,7 +53,7 @@ lock: ## Regenerate the lock files (needs poetry >= 2 with poetry-plugin-export)
 	poetry export --without-urls --all-extras -o requirements-cuda.lock
 
 clean: ## Remove the virtual environment and the tools' caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 # The stamps: installed once, and again when the project file or a lock file changes.
 $(VENV)/.installed: pyproject.toml requirements.lock | $(BIN)/python

@@ -4,11 +4,11 @@
 
 The rivals are Stable-Baselines3 (SB3), with the same networks, and Sample Factory's APPO, with its own image
 encoder. All train on EnvPool's Breakout with 8 environments x 32 steps, 4 epochs x 4 minibatches, without a
-GPU. The runs take turns, so that a slow minute of the machine meets all; only the ratios mean anything
-elsewhere. Each rival lives in a virtual environment of its own, which this script makes on first use. A rate
-is the median over a run's updates, each timed from start to start, rollout included, without start-up and
-compilation. Rounds that other processes disturbed do not count if there are quiet ones: torch suffers far
-more from them than JAX.
+GPU. The runs take turns, so that a slow minute of the machine affects all of them; only the ratios carry over
+to other machines. Each rival has its own virtual environment, which this script makes on first use. A rate is
+the median over a run's updates, each timed from start to start, rollout included, without start-up and
+compilation. Rounds disturbed by other processes do not count if there are quiet ones: torch suffers from them
+far more than JAX.
 """
 
 import argparse
@@ -33,14 +33,15 @@ SHARED_FLAGS = [
     "--update-epochs=4",
     "--num-minibatches=4",
 ]
-WARMUP_UPDATES = 2  # Cleanba's: the first compiles, the second may still
-QUIET = 0.05  # of the cores, for others; when they took half, SB3 fell to a tenth, Cleanba to a half
+WARMUP_UPDATES = 2  # of Cleanba: the first compiles, the second may
+# Largest share of the cores that other processes may use; at half, SB3 fell to a tenth, Cleanba to a half.
+QUIET = 0.05
 
 
 class Rival(NamedTuple):
     name: str
     venv: Path
-    worker: Path  # what runs in there
+    worker: Path  # the script that trains with it
     packages: tuple[str, ...]
 
     @property
@@ -48,7 +49,7 @@ class Rival(NamedTuple):
         return self.venv / "bin" / "python"
 
 
-TORCH = "torch==2.13.0"  # installed first and by itself, else the rivals draw in the CUDA build
+TORCH = "torch==2.13.0"  # installed first and by itself, or the rivals pull in the CUDA build
 SB3 = Rival(
     name="SB3",
     venv=REPO / ".venv-sb3",
@@ -74,7 +75,7 @@ class Contest(NamedTuple):
     rival: Rival
     rival_flags: list[str]
     cleanba_flags: list[str]
-    target: float  # least Cleanba / rival
+    target: float  # minimum of Cleanba / rival
 
 
 NATURE = ["--network=nature", "--hiddens=512"]
@@ -82,9 +83,9 @@ CONTESTS = {
     "sb3-nature": Contest(SB3, ["--network=nature"], NATURE, target=1.15),
     # torch's convolution gradients are twice as fast as XLA's on CPUs
     "sb3-impala": Contest(SB3, ["--network=impala"], ["--network=impala", "--hiddens=256"], target=0.7),
-    # APPO as it comes, with a process each for environments, acting and learning
+    # APPO by default: one process each for environments, acting and learning
     "appo": Contest(APPO, [], [*NATURE, "--concurrency"], target=1.0),
-    # all in one process, where torch has all the cores: harder; then both act and learn in turns
+    # all in one process, where torch has all the cores: harder; then with acting and learning in turns
     "appo-one": Contest(APPO, ["--serial_mode=True"], [*NATURE, "--concurrency"], target=1.0),
     "appo-turns": Contest(APPO, ["--serial_mode=True", "--async_rl=False"], NATURE, target=1.0),
 }
@@ -94,12 +95,12 @@ def make_venv(rival: Rival) -> None:
     if not rival.python.exists():
         print(f"Making {rival.venv}", flush=True)
         subprocess.run([sys.executable, "-m", "venv", rival.venv], check=True)
-    for packages in ([TORCH], rival.packages):  # nothing where they are installed; mends an interrupted start
+    for packages in ([TORCH], rival.packages):  # does nothing if installed; repairs an interrupted install
         subprocess.run([rival.python, "-m", "pip", "install", "--quiet", *packages], check=True)
 
 
 def run(command: list) -> tuple[str, float]:
-    """The command's output, and which part of the cores other processes used meanwhile."""
+    """The output of the command, and the share of the cores that other processes used meanwhile."""
     start, busy, own = time.perf_counter(), core_seconds(), os.times()
     done = subprocess.run(
         [str(word) for word in command],
@@ -117,7 +118,7 @@ def run(command: list) -> tuple[str, float]:
 
 
 def core_seconds() -> float:
-    """Time that our cores were not idle since boot, whoever used them."""
+    """Busy time of our cores since boot, whoever used them."""
     ours = {f"cpu{i}" for i in os.sched_getaffinity(0)}
     lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
     # user nice system idle iowait irq softirq steal
@@ -155,8 +156,8 @@ def run_cleanba(flags: list[str], updates: int) -> dict:
     }
 
 
-def play(contest: Contest, seconds: float) -> dict[str, dict]:
-    """One round: the rival, then Cleanba for about as long."""
+def play_round(contest: Contest, seconds: float) -> dict[str, dict]:
+    """The rival, then Cleanba for about as long."""
     rival = run_rival(contest, seconds)
     expected = rival["steps_per_second"] * contest.target
     updates = max(3, round(seconds * expected / STEPS_PER_UPDATE))
@@ -195,18 +196,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3, help="rounds of every contest, taking turns")
     parser.add_argument("--seconds", type=float, default=30, help="about how long each run is measured")
-    parser.add_argument("--cores", type=int, default=2, help="all are pinned to this many")
+    parser.add_argument("--cores", type=int, default=2, help="number of cores to pin all runs to")
     parser.add_argument("--contests", nargs="+", choices=CONTESTS, default=list(CONTESTS))
-    parser.add_argument("--out", type=Path, help="also write the results here, as JSON")
+    parser.add_argument("--out", type=Path, help="also write the results to this JSON file")
     args = parser.parse_args()
 
     for rival in {CONTESTS[name].rival for name in args.contests}:
         make_venv(rival)
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])  # the children inherit it
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])  # inherited by the children
     rounds: dict[str, list[dict]] = {name: [] for name in args.contests}
     for _ in range(args.repeats):
         for name in args.contests:
-            rounds[name].append(play(CONTESTS[name], args.seconds))
+            rounds[name].append(play_round(CONTESTS[name], args.seconds))
             report(name, rounds[name][-1])
 
     table = [summary(name, rounds[name]) for name in args.contests]

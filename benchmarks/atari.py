@@ -1,8 +1,8 @@
-"""What the rivals play, and how much. Their workers import this, inside environments of their own."""
+"""Environment options and sizes of the rivals; their workers import this."""
 
 import argparse
 
-ATARI = dict(  # as Cleanba's preset "machado"
+ATARI = dict(  # Cleanba's Atari preset "machado"
     stack_num=4,
     img_height=84,
     img_width=84,

@@ -1,6 +1,6 @@
 """Time Stable-Baselines3's PPO on EnvPool's Breakout. against_others.py runs this inside `.venv-sb3`.
 
-The last line of the output is a JSON object: the median rate over the iterations, the rate over all of them.
+The last line of the output is a JSON object with the median rate over the iterations and the overall rate.
 """
 
 import argparse
@@ -23,10 +23,10 @@ from torch import nn
 
 
 class EnvPoolVecEnv(VecEnv):
-    """An EnvPool as SB3 wants it.
+    """EnvPool as an SB3 VecEnv.
 
     EnvPool resets one step late: the observation that comes with `done` is the true final one, and the next
-    row is a reset that ignored its action. SB3 cannot mask such rows: it trains on them, no slower for it.
+    row is a reset that ignored its action. SB3 cannot mask such rows: it trains on them, at the same speed.
     """
 
     def __init__(self, env_id: str, num_envs: int, seed: int):
@@ -50,7 +50,7 @@ class EnvPoolVecEnv(VecEnv):
     def close(self):
         self.pool.close()
 
-    # What is left of the interface concerns single environments; a pool has none.
+    # The rest of the interface is about single environments, which a pool does not have.
 
     def get_attr(self, attr_name, indices=None):
         return [None] * self.num_envs  # SB3 asks for `render_mode`
@@ -94,27 +94,27 @@ class ImpalaResNet(BaseFeaturesExtractor):
 
 
 POLICY_KWARGS = {
-    "nature": {},  # CnnPolicy's own: NatureCNN, 512 features, linear heads
+    "nature": {},  # CnnPolicy's default: NatureCNN, 512 features, linear heads
     "impala": dict(features_extractor_class=ImpalaResNet, net_arch=[]),
 }
 
 
 class IterationClock(BaseCallback):
-    """Marks the start of every iteration (rollout and update); ends learn() when `seconds` were measured."""
+    """Records the start of every iteration (rollout and update); ends learn() after `seconds`."""
 
-    def __init__(self, seconds: float, warmup: int = 1, at_least: int = 3):
+    def __init__(self, seconds: float, warmup: int = 1, min_iterations: int = 3):
         super().__init__()
-        self.seconds, self.warmup, self.at_least = seconds, warmup, at_least
+        self.seconds, self.warmup, self.min_iterations = seconds, warmup, min_iterations
         self.marks: list[float] = []
-        self.full = False
+        self.done = False
 
     def _on_rollout_start(self):
         self.marks.append(time.perf_counter())
         measured = self.marks[self.warmup :]
-        self.full = len(measured) > self.at_least and measured[-1] - measured[0] >= self.seconds
+        self.done = len(measured) > self.min_iterations and measured[-1] - measured[0] >= self.seconds
 
     def _on_step(self):
-        return not self.full  # the only callback that can stop learn()
+        return not self.done  # only this callback can stop learn()
 
     def durations(self) -> list[float]:
         measured = self.marks[self.warmup :]

@@ -1,9 +1,9 @@
 """Time Sample Factory's APPO on EnvPool's Breakout. against_others.py runs this inside `.venv-sf`.
 
-The last line of the output is a JSON object: the median rate over the iterations, the rate over all of them,
-and what would show stale samples dropped (`least_valid`, of the minibatches that Sample Factory reports on)
-or epochs left out. Its count of collected samples is some seconds old, so it may be below the trained ones.
-Flags that this script does not know go to Sample Factory and override its configuration here, e.g.
+The last line of the output is a JSON object: the median rate over the iterations, the overall rate, and
+checks that no stale samples were dropped (`least_valid`, over the minibatches that Sample Factory reports)
+and no epochs skipped. The count of collected samples lags by some seconds, so it may be below the trained.
+Flags that this script does not know are passed to Sample Factory and override the configuration below, e.g.
 `--serial_mode=True`.
 """
 
@@ -32,14 +32,14 @@ from sample_factory.train import make_runner
 CONFIGURATION = dict(
     env_frameskip=1,  # EnvPool skips frames itself, and we count steps
     batched_sampling=True,
-    # The fastest found for two cores with processes of its own, by runs of 6 s. Steps/s: 1 worker 255 and
-    # 263, 1 worker with 2 splits 229, 2 workers 255 (while others used 9 % of the cores; 1 % in all else). In
+    # The fastest found on two cores with several processes, in runs of 6 s. Steps/s: 1 worker 255 and 263,
+    # 1 worker with 2 splits 229, 2 workers 255 (while others used 9 % of the cores; 1 % in other runs). In
     # one process (serial_mode) 316, without async_rl 287 and 317: there the learner has more than one thread.
     num_workers=1,
     num_envs_per_worker=1,  # pools per worker
     worker_num_splits=1,
     use_rnn=False,
-    normalize_input=False,  # this and the next three as in Sample Factory's example for EnvPool's Atari
+    normalize_input=False,  # this and the next three: as in Sample Factory's example for EnvPool's Atari
     normalize_returns=False,
     obs_scale=255.0,
     nonlinearity="relu",
@@ -48,10 +48,10 @@ CONFIGURATION = dict(
 
 
 class Pool(gymnasium.Env):
-    """An EnvPool as Sample Factory wants it: a multi-agent environment.
+    """EnvPool as a multi-agent environment, which Sample Factory steps as a batch.
 
     EnvPool resets one step late: the observation that comes with `done` is the true final one, and the next
-    row is a reset that ignored its action. Sample Factory trains on such rows, no slower for it.
+    row is a reset that ignored its action. Sample Factory trains on such rows, at the same speed.
     """
 
     is_multiagent = True
@@ -77,16 +77,16 @@ def make_pool(num_envs: int, env_id: str, cfg, env_config, render_mode=None) -> 
 
 
 class IterationClock(AlgoObserver):
-    """Marks the end of every training iteration; ends the run when `seconds` were measured."""
+    """Records the end of every training iteration; ends the run after `seconds`."""
 
-    def __init__(self, seconds: float, warmup: int = 3, at_least: int = 3):
-        self.seconds, self.warmup, self.at_least = seconds, warmup, at_least
-        self.marks: list[tuple[float, int]] = []  # when, and how many steps were trained on by then
-        self.lag = 0  # largest number of optimizer steps between acting and learning that was reported
-        self.valid = 1.0  # smallest part of a minibatch that was not too stale to be trained on
+    def __init__(self, seconds: float, warmup: int = 3, min_iterations: int = 3):
+        self.seconds, self.warmup, self.min_iterations = seconds, warmup, min_iterations
+        self.marks: list[tuple[float, int]] = []  # time, and steps trained on so far
+        self.lag = 0  # largest reported number of optimizer steps between acting and learning
+        self.valid = 1.0  # smallest share of a minibatch that was not too stale to train on
 
     def on_init(self, runner):
-        # register_policy_msg_handler() would put it in the place of the list
+        # register_policy_msg_handler() would replace the list
         runner.policy_msg_handlers[TRAIN_STATS].append(self.on_train_stats)
 
     def on_train_stats(self, runner, message, policy_id):
@@ -97,7 +97,7 @@ class IterationClock(AlgoObserver):
     def on_training_step(self, runner, training_iteration_since_resume):
         self.marks.append((time.perf_counter(), runner.env_steps[0]))
         measured = self.measured()
-        if len(measured) > self.at_least and measured[-1][0] - measured[0][0] >= self.seconds:
+        if len(measured) > self.min_iterations and measured[-1][0] - measured[0][0] >= self.seconds:
             runner.cfg.train_for_env_steps = 0
 
     def measured(self) -> list[tuple[float, int]]:
@@ -132,7 +132,7 @@ def main():
         if status == ExperimentStatus.SUCCESS:
             status = runner.run()
         if status != ExperimentStatus.SUCCESS:
-            for process in multiprocessing.active_children():  # else they go on, and we wait for them
+            for process in multiprocessing.active_children():  # or they keep running and we wait for them
                 process.terminate()
             raise SystemExit(f"Sample Factory ended with status {status}")
         (checkpoint,) = Path(train_dir).rglob("checkpoint_*.pth")
@@ -146,7 +146,7 @@ def main():
         "steps_per_second_overall": (last - first) / (end - begin),
         "updates": len(measured) - 1,
         "samples": {"collected": sum(runner.samples_collected), "trained": trained},
-        "epochs": optimizer_steps * cfg.batch_size / trained,  # fewer than asked for: it stopped early
+        "epochs": optimizer_steps * cfg.batch_size / trained,  # fewer than configured: it stopped early
         "least_valid": clock.valid,
         "largest_lag": clock.lag,
         "parameters": sum(p.numel() for p in network.parameters()),

@@ -1,18 +1,18 @@
-"""How fast this machine trains: against its ceilings, from the start, and against the work there is.
+"""How fast this machine trains: against its ceilings, how long a start takes, how cost grows with size.
 
     python benchmarks/speed.py --parts bench starts chunks [--ppo FLAGS] [--impala FLAGS] [--out speed.json]
 
-Prints Markdown tables, for RESULTS.md. First what needs processes of its own, then what this one does: it may
-take a GPU's memory.
+Prints Markdown tables for RESULTS.md. Parts that start other processes run first, because this process
+reserves a GPU's memory once it uses it.
 
 - rivals: against Stable-Baselines3 and Sample Factory (against_others.py); on CPUs
-- games: what IMPALA with the given flags comes to on Breakout and Pong
-- defaults: trainings with default flags, in both dtypes, and what determinism costs them
-- starts: seconds from the start of the command to the first update, with nothing compiled before and again
+- games: the return of IMPALA on Breakout and Pong, with the given flags
+- defaults: trainings with default flags, in both dtypes, and the cost of determinism
+- starts: seconds from the start of the command to the first update, with an empty compilation cache and again
 - work: steps/s and memory against environments, steps, actor threads and learner devices. On CPUs several
-  learners share the cores, so that only what they cost shows.
+  learners share the cores, so that only their overhead shows.
 - memory: of host and device, against environments, steps and --gradient-chunk
-- bench: what `cleanba bench` measures, with the given flags
+- bench: the measurements of `cleanba bench`, with the given flags
 - chunks: learning alone against --gradient-chunk
 """
 
@@ -26,23 +26,28 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cleanba import cleanba_bench, cleanba_ppo
-from cleanba.sebulba.args import parse_args
-from cleanba.sebulba.ceilings import Devices, RandomPlay
-from cleanba.sebulba.command import say
-from cleanba.sebulba.trial import measure_training
+from cleanba import cleanba_bench
+from cleanba.algorithms import load_algorithm
+from cleanba.bench.ceilings import RandomPlay
+from cleanba.bench.device_rates import DeviceBench
+from cleanba.bench.measure import candidates_for, measure, peak_memory, resident_gib
+from cleanba.bench.trial import measure_training
+from cleanba.config.flags import parse_args
+from cleanba.runtime.machine import available_cores
+from cleanba.runtime.messages import say
 
 REPO = Path(__file__).resolve().parents[1]
 ALGORITHMS = ("ppo", "impala")
-SMALL = "--network nature --hiddens 256 --num-minibatches 1"  # of the part on work
+SMALL = "--network nature --hiddens 256 --num-minibatches 1"  # for the part "work"
 
 
 def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, str] | None = None) -> dict:
-    """A training of so many `updates` of so many `rows`."""
+    """Train for `updates` updates of `rows` rows each, in a process that is measured from outside."""
     with tempfile.TemporaryDirectory() as runs_dir:
         command = [sys.executable, f"cleanba/cleanba_{algorithm}.py", *flags.split()]
         command += [f"--total-timesteps={rows * updates}", f"--runs-dir={runs_dir}"]
@@ -56,7 +61,7 @@ def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, s
             while process.poll() is None:
                 if not first and any(path.stat().st_size for path in Path(runs_dir).rglob("metrics.jsonl")):
                     first = time.perf_counter() - start
-                peak_gib = max(peak_gib, cleanba_bench.resident_gib(process.pid))
+                peak_gib = max(peak_gib, resident_gib(process.pid))
                 time.sleep(0.02)
         except BaseException:
             process.kill()
@@ -81,7 +86,7 @@ def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, s
             if "charts/avg_episodic_return" in row
         ],
     }
-    print(json.dumps(result), flush=True)  # who stops this early has something
+    print(json.dumps(result), flush=True)  # kept if the script is stopped early
     return result
 
 
@@ -92,30 +97,31 @@ def table(header: str, lines: list[list]) -> None:
         print(f"| {' | '.join(str(cell) for cell in line)} |", flush=True)
 
 
-# --------------------------------------------------------------------------------------------- the parts
+# ------------------------------------------------------------------------------------------------- parts
 
 
 def bench(args: argparse.Namespace) -> dict:
-    """What `cleanba bench` does, of both algorithms."""
+    """The measurements of `cleanba bench` for both algorithms."""
     found: dict[str, Any] = {}
     plays: dict[str, RandomPlay] = {}  # environments take a while to make
     for algorithm in ALGORITHMS:
-        default, make_algorithm = cleanba_bench.ALGORITHMS[algorithm]
+        module = load_algorithm(algorithm)
+        default, make_algorithm = cleanba_bench.bench_args(module.Args), module.make_algorithm
         flags = f"{getattr(args, algorithm)} {args.bench}".split()
         given = parse_args(default, description="", argv=flags)
-        run_of_it = cleanba_bench.make_run(given, make_algorithm)
-        ways = cleanba_bench.ways(run_of_it)
-        key = f"{run_of_it.env} {ways} {given.seed}"
+        setup = cleanba_bench.bench_setup(given, make_algorithm)
+        candidates = candidates_for(setup)
+        key = f"{setup.env} {candidates} {given.seed}"
         if key not in plays:
-            plays[key] = RandomPlay(run_of_it, ways, given.seconds)
-        parts, training, stepped = cleanba_bench.measure(run_of_it, make_algorithm, plays[key], given, say)
+            plays[key] = RandomPlay(setup, candidates, given.seconds)
+        parts, training, stepped = measure(setup, make_algorithm, plays[key], given, say)
         found[algorithm] = {
             "flags": flags,
             "rates": {name: part.rate for name, part in parts.items()},
             "stepped": {str(way): rates for way, rates in stepped.items()},
             "actor": training.actor,
             "learner": training.learner,
-            "peak_gib": cleanba_bench.peak_memory(run_of_it.topology.learner_devices()[0]),
+            "peak_gib": peak_memory(setup.learner_devices[0]),
         }
         print(json.dumps(found[algorithm]), flush=True)
     names = list(found["ppo"]["rates"])
@@ -145,7 +151,7 @@ def defaults(_: argparse.Namespace) -> dict:
 
 
 def games(args: argparse.Namespace) -> dict:
-    """What the given flags of IMPALA come to on two games."""
+    """The return of IMPALA on two games, with the given flags."""
     found = {
         game: run("impala", f"{args.impala} --env-id {game}", rows=1, updates=args.game_steps)
         for game in ("Breakout-v5", "Pong-v5")
@@ -182,8 +188,8 @@ def starts(_: argparse.Namespace) -> dict:
 
 
 def work(_: argparse.Namespace) -> dict:
-    def measure(envs: int = 64, steps: int = 16, threads: int = 1, learners: int = 0) -> dict:
-        """`learners` of their own; 0: the actors' device learns, too."""
+    def trial(envs: int = 64, steps: int = 16, threads: int = 1, learners: int = 0) -> dict:
+        """`learners` counts devices that only learn; 0: the actor device is also the learner."""
         flags = (
             f"{SMALL} --num-steps {steps} --num-actor-threads {threads} --local-num-envs {envs // threads}"
         )
@@ -194,10 +200,10 @@ def work(_: argparse.Namespace) -> dict:
         return run("impala", flags, rows=envs * steps, updates=8, env=env)
 
     series = {
-        "environments": {n: measure(envs=n) for n in (16, 32, 64, 128, 256, 512)},
-        "steps": {n: measure(steps=n) for n in (8, 16, 32, 64)},
-        "actor threads (of 64 environments)": {n: measure(threads=n) for n in (1, 2, 4, 8)},
-        "learner devices": {n: measure(learners=n) for n in (1, 2, 4)},
+        "environments": {n: trial(envs=n) for n in (16, 32, 64, 128, 256, 512)},
+        "steps": {n: trial(steps=n) for n in (8, 16, 32, 64)},
+        "actor threads (of 64 environments)": {n: trial(threads=n) for n in (1, 2, 4, 8)},
+        "learner devices": {n: trial(learners=n) for n in (1, 2, 4)},
     }
     lines = [
         [
@@ -216,14 +222,14 @@ def work(_: argparse.Namespace) -> dict:
 
 
 def memory(_: argparse.Namespace) -> list[dict]:
-    """Each point in a process of its own, since peaks never fall; several at a time."""
+    """Each point in its own process, since a peak never falls; several at a time."""
     points = [("ppo", envs, 32, 256) for envs in (32, 64, 128, 512)]
     points += [("ppo", 64, steps, 256) for steps in (64, 128)]
     points += [("ppo", 64, 128, 4096)]
     points += [("impala", envs, 20, 320) for envs in (32, 64, 128, 512)]
     points += [("impala", 64, steps, 320) for steps in (40, 80)]
     with ProcessPoolExecutor(
-        max(1, cleanba_bench.cores() // 4), multiprocessing.get_context("spawn"), max_tasks_per_child=1
+        max(1, available_cores() // 4), multiprocessing.get_context("spawn"), max_tasks_per_child=1
     ) as processes:
         found = list(processes.map(peak, *zip(*points, strict=True)))
     lines = [
@@ -236,14 +242,15 @@ def memory(_: argparse.Namespace) -> list[dict]:
 
 
 def peak(algorithm: str, envs: int, steps: int, chunk: int) -> dict[str, Any]:
-    """The memory of this process after a short training."""
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # other processes use the device, too
-    default, make_algorithm = cleanba_bench.ALGORITHMS[algorithm]
+    """The peak memory of this process after a short training."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the device is shared with other processes
+    module = load_algorithm(algorithm)
+    default, make_algorithm = cleanba_bench.bench_args(module.Args), module.make_algorithm
     flags = f"--concurrency --local-num-envs {envs} --num-steps {steps} --gradient-chunk {chunk}"
     given = parse_args(default, description="", argv=flags.split())
-    run_of_it = cleanba_bench.make_run(given, make_algorithm)
-    measure_training(run_of_it, make_algorithm, seconds=0, expected=0)
-    gib = cleanba_bench.peak_memory(run_of_it.topology.learner_devices()[0])
+    setup = cleanba_bench.bench_setup(given, make_algorithm)
+    measure_training(setup, make_algorithm, seconds=0, expected=0)
+    gib = peak_memory(setup.learner_devices[0])
     result = dict(algorithm=algorithm, envs=envs, steps=steps, chunk=chunk, peak_gib=gib)
     print(json.dumps(result), flush=True)
     return result
@@ -252,9 +259,10 @@ def peak(algorithm: str, envs: int, steps: int, chunk: int) -> dict[str, Any]:
 def chunks(_: argparse.Namespace) -> dict:
     found = {}
     for rows in (256, 1024, 4096):
-        args = cleanba_bench.PPOArgs(compute_dtype="bfloat16", gradient_chunk=rows)
-        run_of_it = cleanba_bench.make_run(args, cleanba_ppo.make_algorithm)
-        found[rows] = median(Devices(run_of_it).learn(0.7, 3))
+        ppo = load_algorithm("ppo")
+        args = replace(cleanba_bench.bench_args(ppo.Args), compute_dtype="bfloat16", gradient_chunk=rows)
+        setup = cleanba_bench.bench_setup(args, ppo.make_algorithm)
+        found[rows] = median(DeviceBench(setup).learn(0.7, 3))
     table(
         " --gradient-chunk, bfloat16 | PPO's learning alone ",
         [[name, f"{rate:,.0f}"] for name, rate in found.items()],
@@ -278,12 +286,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, required=True)
     for algorithm in ALGORITHMS:
-        parser.add_argument(f"--{algorithm}", default="", help="flags of its bench; games has IMPALA's, too")
-    parser.add_argument("--game-steps", type=int, default=7_000_000, help="of each of the games")
-    parser.add_argument("--bench", default="", help="flags of `cleanba bench` itself, for both")
-    parser.add_argument("--out", type=Path, help="also write everything here, as JSON")
+        parser.add_argument(f"--{algorithm}", default="", help="flags for bench; games uses IMPALA's")
+    parser.add_argument("--game-steps", type=int, default=7_000_000, help="steps per game")
+    parser.add_argument("--bench", default="", help="flags of `cleanba bench` itself, for both algorithms")
+    parser.add_argument("--out", type=Path, help="also write the results to this JSON file")
     args = parser.parse_args()
-    found = {part: measure(args) for part, measure in PARTS.items() if part in args.parts}
+    found = {name: part(args) for name, part in PARTS.items() if name in args.parts}
     if args.out:
         args.out.write_text(json.dumps(found, indent=2) + "\n")
 

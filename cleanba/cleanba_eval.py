@@ -1,31 +1,37 @@
-"""Play with a trained model: `cleanba eval PATH|HUB-ID`."""
+"""Evaluate a trained model: `cleanba eval PATH|HUB-ID`."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import tyro
 from rich.console import Console
 
-from cleanba.sebulba.args import UsageError, file_name
-from cleanba.sebulba.command import Ended, command, need_extra
-from cleanba.sebulba.determinism import make_deterministic
-from cleanba.sebulba.evaluate import evaluate, film_of, playing
-from cleanba.sebulba.hub import find_model
-from cleanba.sebulba.model import load_model
+from cleanba.config.errors import UsageError
+from cleanba.evaluation.evaluate import evaluate, recording, show_progress
+from cleanba.evaluation.hub import find_model
+from cleanba.evaluation.model import load_model
+from cleanba.runtime.command import CleanExit, command, need_extra
+from cleanba.runtime.determinism import make_deterministic
+from cleanba.runtime.files import file_name
 
 
 @dataclass(frozen=True)
 class Args:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH|HUB-ID")]
-    """a model file, a run's folder, or a repository on the Hugging Face Hub"""
+    """a model file, a run folder, or a repository on the Hugging Face Hub"""
     episodes: int = 10
-    """games to play; the first that begin count"""
+    """number of episodes; the first that begin count"""
     seed: int = 1
-    """of the games and of the sampled actions"""
+    """seed of the environments and of the sampled actions"""
+    greedy: bool = False
+    """take the most probable action instead of sampling"""
+    algorithm: str | None = None
+    """the .py file of the algorithm that trained the model, if it is not one of Cleanba's own; it is
+    executed"""
     video: bool = False
-    """write an mp4 of the first game into the current folder"""
+    """write an mp4 of the first episode into the current folder"""
 
 
 def run(args: Args, console: Console) -> None:
@@ -35,17 +41,21 @@ def run(args: Args, console: Console) -> None:
         raise UsageError(f"--seed {args.seed} is out of range; give a number from 0 to 2^32 - 1")
     if args.video:
         need_extra("--video", "imageio_ffmpeg", "video")
-    model = load_model(find_model(args.model))
+    model = load_model(find_model(args.model), args.algorithm)
     name = f"{model.env.env_id}  ·  {model.args.exp_name}, seed {model.args.seed}, {model.steps:,} steps"
     show(console, f"{name}  ·  on {jax.local_devices()[0].device_kind}")
-    video = Path(file_name(f"{model.env.env_id}__{model.args.exp_name}__{model.args.seed}__{args.seed}.mp4"))
-    with film_of(model, video if args.video else None) as film, playing(console, args.episodes) as progress:
-        result = evaluate(model, episodes=args.episodes, seed=args.seed, film=film, progress=progress)
+    path = Path(file_name(f"{model.env.env_id}__{model.args.exp_name}__{model.args.seed}__{args.seed}.mp4"))
+    with (
+        recording(model, path if args.video else None) as video,
+        show_progress(console, args.episodes) as progress,
+    ):
+        options: Any = dict(episodes=args.episodes, seed=args.seed, greedy=args.greedy)
+        result = evaluate(model, **options, video=video, progress=progress)
     show(console, str(result))
-    if film and film.problem:
-        raise Ended(f"the video failed: {film.problem}")
-    if film:
-        show(console, f"video: {film.path}")
+    if video and video.problem:
+        raise CleanExit(f"the video failed: {video.problem}")
+    if video:
+        show(console, f"video: {video.path}")
 
 
 def show(console: Console, text: str) -> None:
@@ -55,7 +65,7 @@ def show(console: Console, text: str) -> None:
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     with command() as console:
         make_deterministic()
-        description = "Play with a trained model and report its returns."
+        description = "Evaluate a trained model and report its returns."
         run(tyro.cli(Args, args=argv, prog=prog, description=description), console)
 
 

@@ -1,24 +1,26 @@
 """IMPALA (Espeholt et al. 2018) on the Sebulba architecture.
 
-This file is the whole algorithm: its arguments, its minibatches, its loss with V-trace. Threads, devices,
-queues and logging are in `cleanba/sebulba`.
+This file is the whole algorithm: its arguments, its minibatches, its loss with V-trace. cleanba_ppo.py shows
+what the engine does with these functions.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from cleanba.sebulba.algorithm import Algorithm, Loss, Params, Slots, linear_schedule
-from cleanba.sebulba.args import BatchPlan, RunArgs, check_divides
-from cleanba.sebulba.envs import EnvSpec
-from cleanba.sebulba.networks import Policy, act, entropy_of, logprob_of, make_policy
-from cleanba.sebulba.returns import vtrace
-from cleanba.sebulba.rollout import Rollout
-from cleanba.sebulba.train import run_command
+from cleanba.agents.agent import Agent, act, play
+from cleanba.agents.algorithm import Algorithm, Loss, Published, Rollout, Slots, linear_schedule
+from cleanba.agents.networks import make_agent, resolve_network
+from cleanba.agents.returns import vtrace
+from cleanba.config.batch_plan import BatchPlan, check_divides
+from cleanba.config.flags import RunArgs
+from cleanba.config.marks import NOT_NEGATIVE
+from cleanba.envs.spec import EnvSpec
+from cleanba.training.train import run_command
 
 # --------------------------------------------------------------------------------------------- arguments
 
@@ -30,9 +32,13 @@ class Args(RunArgs):
     concurrency: bool = True
     learning_rate: float = 6e-4
     max_grad_norm: float = 40.0
+    ent_coef: Annotated[float, NOT_NEGATIVE] = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: Annotated[float, NOT_NEGATIVE] = 0.5
+    """coefficient of the value loss"""
 
     @property
-    def rows_together(self) -> int:
+    def sequence_length(self) -> int:
         return self.num_steps  # V-trace needs whole sequences
 
 
@@ -43,21 +49,21 @@ class Batch(NamedTuple):
     """T+1 rows of N environments, of which the last one only bootstraps; a chunk has some of the columns."""
 
     obs: Array  #             [T+1, N, ...]
-    action: Array  #     i32  [T+1, N]
+    action: Array  #          [T+1, N, ...]
     logprob: Array  #    f32  [T+1, N], of the policy that acted
     reward: Array  #     f32  [T+1, N]
     terminated: Array  # bool [T+1, N]
     valid: Array  #      bool [T+1, N], False in the last row
 
 
-def prepare(params: Params, rollout: Rollout) -> Batch:
+def prepare(published: Published, rollout: Rollout) -> Batch:
     def with_last_row(x: Array) -> Array:
-        return jnp.pad(x, ((0, 1), (0, 0)))
+        return jnp.pad(x, ((0, 1), *[(0, 0)] * (x.ndim - 1)))
 
     return Batch(
         obs=rollout.obs,
         action=with_last_row(rollout.action),
-        logprob=with_last_row(rollout.logprob),
+        logprob=with_last_row(rollout.record.logprob),
         reward=with_last_row(rollout.reward),
         terminated=with_last_row(rollout.terminated),
         valid=with_last_row(rollout.valid),
@@ -86,21 +92,19 @@ def minibatches(key: Array, env_id: Array, *, plan: BatchPlan) -> Slots:
 
 
 def impala_loss(
-    params: Params,
+    published: Published,
     chunk: Batch,
     mask: Array,
     statistics: None,
     *,
-    policy: Policy,
+    agent: Agent,
     gamma: float,
     vf_coef: float,
     ent_coef: float,
 ) -> Loss:
-    rows, columns = chunk.action.shape
-    logits, value = policy.apply(params, chunk.obs.reshape(rows * columns, *chunk.obs.shape[2:]))
-    logits, value = logits.reshape(rows, columns, -1), value.reshape(rows, columns)
+    distribution, value, _ = agent.unroll(published, chunk.obs)
     valid = (chunk.valid & mask)[:-1]
-    logprob = logprob_of(logits, chunk.action)[:-1]
+    logprob = distribution.log_prob(chunk.action)[:-1]
     target, advantage = vtrace(
         reward=chunk.reward[:-1],
         value=value[:-1],
@@ -112,7 +116,7 @@ def impala_loss(
     )
     policy_loss = jnp.sum(-advantage * logprob, where=valid)
     value_loss = jnp.sum(0.5 * (target - value[:-1]) ** 2, where=valid)
-    entropy = jnp.sum(entropy_of(logits)[:-1], where=valid)
+    entropy = jnp.sum(distribution.entropy()[:-1], where=valid)
 
     loss = policy_loss + vf_coef * value_loss - ent_coef * entropy
     metrics = dict(loss=loss, policy_loss=policy_loss, value_loss=value_loss, entropy=entropy)
@@ -130,15 +134,16 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
         parts,
         f"over {plan.learners} learners and --num-minibatches {args.num_minibatches}",
     )
-    policy = make_policy(args, env)
+    agent = make_agent(args, env)
     return Algorithm(
-        init=policy.init,
-        act=partial(act, policy),
+        init=agent.init,
+        act=partial(act, agent),
+        play=partial(play, agent),
         prepare=prepare,
         minibatches=partial(minibatches, plan=plan),
         statistics=lambda rows, mask, global_sum: None,
         loss=partial(
-            impala_loss, policy=policy, gamma=args.gamma, vf_coef=args.vf_coef, ent_coef=args.ent_coef
+            impala_loss, agent=agent, gamma=args.gamma, vf_coef=args.vf_coef, ent_coef=args.ent_coef
         ),
         optimizer=optax.chain(
             optax.clip_by_global_norm(args.max_grad_norm),
@@ -147,6 +152,8 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
         ),
         learning_rate=linear_schedule(args, plan),
         epochs=1,
+        initial_state=agent.initial_state,
+        resolved={"network": resolve_network(args, env)},
     )
 
 

@@ -1,46 +1,65 @@
 """Proximal policy optimization (Schulman et al. 2017) on the Sebulba architecture.
 
 This file is the whole algorithm: its arguments, what it computes from a rollout, its minibatches, its loss.
-Threads, devices, queues and logging are in `cleanba/sebulba`.
+What the engine (`cleanba/sebulba`) does with it, for each update:
+
+    rollout = T steps of every environment, with actions from `act`               # actor threads
+    batch = prepare(published, rollout)                                           # once
+    for epoch in range(epochs):                                                   # --update-epochs
+        slots = minibatches(key(update, epoch), env_id)                           # which rows, by [t, env]
+        for m in range(num_minibatches):
+            stats = statistics(rows of minibatch m, global_sum)
+            for chunk in minibatch m:                                             # --gradient-chunk rows each
+                gradient += grad(loss(published, rows of the chunk, stats).total) # by params, on each learner
+            gradient = global_sum(gradient) / global_sum(denominator)             # once, over all processes
+            params -= learning_rate(update, extra) * optimizer(gradient)
+        if stop_early(mean metrics of the epoch): break
+    extra = next_extra(published, rollout, mean metrics, global_sum)              # PPO has none
+    publish (params, extra) to the actors
+
+An algorithm is these functions. The loop itself, how environments are stepped, the policy lag, sharding and
+what is logged are the engine's; they cannot be changed from here.
 """
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from cleanba.sebulba.algorithm import Algorithm, Loss, Params, Slots, linear_schedule
-from cleanba.sebulba.args import BatchPlan, RunArgs, check_divides
-from cleanba.sebulba.envs import EnvSpec
-from cleanba.sebulba.networks import Policy, act, entropy_of, logprob_of, make_policy
-from cleanba.sebulba.returns import gae
-from cleanba.sebulba.rollout import Rollout
-from cleanba.sebulba.train import run_command
+from cleanba.agents.agent import Agent, act, play
+from cleanba.agents.algorithm import Algorithm, Loss, Published, Rollout, Slots, linear_schedule
+from cleanba.agents.networks import make_agent, resolve_network
+from cleanba.agents.returns import gae
+from cleanba.config.batch_plan import BatchPlan, check_divides
+from cleanba.config.flags import RunArgs
+from cleanba.config.marks import FRACTION, NOT_NEGATIVE, POSITIVE
+from cleanba.envs.spec import EnvSpec
+from cleanba.training.train import run_command
 
 # --------------------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
-class PPO:
-    update_epochs: int = 4
-    """passes over each batch"""
-    gae_lambda: float = 0.95
-    """trades bias for variance in the advantages"""
+class Args(RunArgs):
+    exp_name: str = "cleanba_ppo"
+    update_epochs: Annotated[int, POSITIVE] = 4
+    """epochs per update"""
+    gae_lambda: Annotated[float, FRACTION] = 0.95
+    """lambda of generalized advantage estimation"""
     norm_adv: bool = True
     """normalize the advantages of each minibatch"""
-    clip_coef: float = 0.1
-    """how far the policy may move from the one that acted"""
-    target_kl: float | None = None
-    """skip the update's remaining epochs when the mean KL divergence of an epoch is above this"""
-
-
-@dataclass(frozen=True)
-class Args(PPO, RunArgs):
-    exp_name: str = "cleanba_ppo"
+    clip_coef: Annotated[float, POSITIVE] = 0.1
+    """clipping range of the probability ratio"""
+    ent_coef: Annotated[float, NOT_NEGATIVE] = 0.01
+    """coefficient of the entropy bonus"""
+    vf_coef: Annotated[float, NOT_NEGATIVE] = 0.5
+    """coefficient of the value loss"""
+    target_kl: Annotated[float | None, POSITIVE] = None
+    """skip the remaining epochs of an update once the mean KL divergence of an epoch exceeds this"""
 
 
 # --------------------------------------------------------------------------- from a rollout to minibatches
@@ -50,26 +69,29 @@ class Batch(NamedTuple):
     """T steps of N environments; the rows of a chunk have the same fields."""
 
     obs: Array  #            [T+1, N, ...], the last one never drawn
-    action: Array  #    i32  [T, N]
+    action: Array  #         [T, N, ...]
     logprob: Array  #   f32  [T, N], of the policy that acted
     advantage: Array  # f32  [T, N]
     target: Array  #    f32  [T, N], for the value
     valid: Array  #     bool [T, N]
 
 
-def prepare(params: Params, rollout: Rollout, *, policy: Policy, gamma: float, gae_lambda: float) -> Batch:
-    _, last_value = policy.apply(params, rollout.obs[-1])  # the actors have not evaluated it
+def prepare(
+    published: Published, rollout: Rollout, *, agent: Agent, gamma: float, gae_lambda: float
+) -> Batch:
+    last_obs = jax.tree.map(lambda x: x[-1], rollout.obs)  # the actors have not evaluated it
+    _, last_value, _ = agent.apply(published, last_obs, rollout.last_state, ~rollout.valid[-1])
     advantage = gae(
         reward=rollout.reward,
-        value=rollout.value,
+        value=rollout.record.value,
         last_value=last_value,
         terminated=rollout.terminated,
         valid=rollout.valid,
         gamma=gamma,
         gae_lambda=gae_lambda,
     )
-    target = advantage + rollout.value
-    return Batch(rollout.obs, rollout.action, rollout.logprob, advantage, target, rollout.valid)
+    target = advantage + rollout.record.value
+    return Batch(rollout.obs, rollout.action, rollout.record.logprob, advantage, target, rollout.valid)
 
 
 def minibatches(key: Array, env_id: Array, *, plan: BatchPlan) -> Slots:
@@ -106,28 +128,28 @@ def advantage_moments(rows: Batch, mask: Array, global_sum, *, normalize: bool) 
 
 
 def ppo_loss(
-    params: Params,
+    published: Published,
     rows: Batch,
     mask: Array,
     moments: Moments,
     *,
-    policy: Policy,
+    agent: Agent,
     clip_coef: float,
     vf_coef: float,
     ent_coef: float,
 ) -> Loss:
     """Sums over the valid rows of a chunk, never means: the learner adds them up over chunks and learners,
     and divides by the global count. A row that is not valid is a reset or padding (see returns.py)."""
-    logits, value = policy.apply(params, rows.obs)
+    distribution, value, _ = agent.apply(published, rows.obs)
     valid = rows.valid & mask
     advantage = (rows.advantage - moments.mean) / moments.std
-    log_ratio = jnp.where(valid, logprob_of(logits, rows.action) - rows.logprob, 0.0)
+    log_ratio = jnp.where(valid, distribution.log_prob(rows.action) - rows.logprob, 0.0)
     ratio = jnp.exp(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1 - clip_coef, 1 + clip_coef)
 
     policy_loss = jnp.sum(jnp.maximum(-advantage * ratio, -advantage * clipped_ratio), where=valid)
     value_loss = jnp.sum(0.5 * (value - rows.target) ** 2, where=valid)
-    entropy = jnp.sum(entropy_of(logits), where=valid)
+    entropy = jnp.sum(distribution.entropy(), where=valid)
     approx_kl = jnp.sum(ratio - 1 - log_ratio, where=valid)  # Schulman 2020, "Approximating KL divergence"
 
     loss = policy_loss + vf_coef * value_loss - ent_coef * entropy
@@ -145,17 +167,18 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
     check_divides(
         "--num-steps", args.num_steps, args.num_minibatches, f"into --num-minibatches {args.num_minibatches}"
     )
-    policy = make_policy(args, env)
+    agent = make_agent(args, env)
     target_kl = args.target_kl
     return Algorithm(
-        init=policy.init,
-        act=partial(act, policy),
-        prepare=partial(prepare, policy=policy, gamma=args.gamma, gae_lambda=args.gae_lambda),
+        init=agent.init,
+        act=partial(act, agent),
+        play=partial(play, agent),
+        prepare=partial(prepare, agent=agent, gamma=args.gamma, gae_lambda=args.gae_lambda),
         minibatches=partial(minibatches, plan=plan),
         statistics=partial(advantage_moments, normalize=args.norm_adv),
         loss=partial(
             ppo_loss,
-            policy=policy,
+            agent=agent,
             clip_coef=args.clip_coef,
             vf_coef=args.vf_coef,
             ent_coef=args.ent_coef,
@@ -164,6 +187,8 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
         learning_rate=linear_schedule(args, plan),
         epochs=args.update_epochs,
         stop_early=None if target_kl is None else lambda metrics: metrics["approx_kl"] > target_kl,
+        initial_state=agent.initial_state,
+        resolved={"network": resolve_network(args, env)},
     )
 
 

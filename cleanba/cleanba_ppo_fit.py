@@ -5,14 +5,14 @@ import sys
 import jax
 
 from cleanba.cleanba_ppo import Args, main
-from cleanba.sebulba.command import command
-from cleanba.sebulba.determinism import make_deterministic
+from cleanba.runtime.command import command
+from cleanba.runtime.determinism import make_deterministic
 
 
 def fitting_args() -> Args:
     devices = len(jax.local_devices())
     if jax.default_backend() == "cpu":
-        return Args(  # a small network, small batches, an easier game: something to see in minutes
+        return Args(  # a small network, small batches, an easier preset: something to see in minutes
             exp_name="cleanba_ppo_fit",
             total_timesteps=150_000,
             atari_preset="impala",

@@ -1,57 +1,50 @@
 """The `cleanba` command."""
 
 import sys
+from importlib import import_module
 
-USAGE = """usage: cleanba COMMAND [flags]
+from cleanba.algorithms import ALGORITHMS, load_algorithm
 
-commands:
-  ppo     train with PPO
-  impala  train with IMPALA
-  launch  train with several processes on this machine
-  eval    play with a trained model
-  bench   measure how fast a run is here, and what limits it
-  diff    compare two runs, update by update
-  report  tables, figures and a page from many runs
-
-cleanba COMMAND --help lists the flags."""
+COMMANDS = {  # name: its module, and what it does
+    "launch": ("cleanba.distributed.launch", "train with several processes on this machine"),
+    "eval": ("cleanba.cleanba_eval", "evaluate a trained model"),
+    "bench": ("cleanba.cleanba_bench", "measure how fast a run is on this machine, and what limits it"),
+    "diff": ("cleanba.cleanba_diff", "compare two runs, update by update"),
+    "plot": ("cleanba.cleanba_plot", "plot the learning curves of runs"),
+    "report": ("cleanba.cleanba_report", "make tables, figures and a web page from many runs"),
+}
+USAGE = "\n".join(
+    [
+        "usage: cleanba COMMAND [flags]\n\ncommands:",
+        *(f"  {name:7} train with {name.upper()}" for name in ALGORITHMS),
+        "  train   train with an algorithm of your own: cleanba train FILE.py [flags]",
+        *(f"  {name:7} {purpose}" for name, (_, purpose) in COMMANDS.items()),
+        "\ncleanba COMMAND --help lists the flags.",
+    ]
+)
 
 
 def main() -> None:
     match sys.argv[1:]:
-        case ["ppo", *flags]:
-            from cleanba import cleanba_ppo
-
-            cleanba_ppo.main(argv=flags, prog="cleanba ppo")
-        case ["impala", *flags]:
-            from cleanba import cleanba_impala
-
-            cleanba_impala.main(argv=flags, prog="cleanba impala")
-        case ["launch", *flags]:
-            from cleanba.sebulba import launch
-
-            launch.main(flags)
-        case ["eval", *flags]:
-            from cleanba import cleanba_eval
-
-            cleanba_eval.main(argv=flags, prog="cleanba eval")
-        case ["bench", *flags]:
-            from cleanba import cleanba_bench
-
-            cleanba_bench.main(argv=flags, prog="cleanba bench")
-        case ["diff", *flags]:
-            from cleanba import cleanba_diff
-
-            cleanba_diff.main(argv=flags, prog="cleanba diff")
-        case ["report", *flags]:
-            from cleanba import cleanba_report
-
-            cleanba_report.main(argv=flags, prog="cleanba report")
-        case [] | ["-h" | "--help"]:
+        case [] | ["-h" | "--help"] | ["train"] | ["train", "-h" | "--help"]:
             print(USAGE)
-        case [command, *_]:
-            sys.exit(_unknown(command))
+        case [name, *flags] if name in ALGORITHMS:
+            train(name, flags, prog=f"cleanba {name}")
+        case ["train", file, *flags]:
+            train(file, flags, prog=f"cleanba train {file}")
+        case [name, *flags] if name in COMMANDS:
+            module, _ = COMMANDS[name]
+            import_module(module).main(argv=flags, prog=f"cleanba {name}")
+        case [name, *_]:
+            print(f"cleanba: unknown command {name!r}\n\n{USAGE}", file=sys.stderr)
+            sys.exit(2)
 
 
-def _unknown(command: str) -> int:
-    print(f"cleanba: there is no command {command!r}\n\n{USAGE}", file=sys.stderr)
-    return 2
+def train(algorithm: str, flags: list[str], prog: str) -> None:
+    from cleanba.runtime.command import command
+    from cleanba.training.train import run_command
+
+    with command():
+        module = load_algorithm(algorithm)
+    title = (module.__doc__ or f"Train with {algorithm}.").strip().splitlines()[0]
+    run_command(module.Args(), module.make_algorithm, description=title, argv=flags, prog=prog)

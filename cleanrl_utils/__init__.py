@@ -1,1 +1,1 @@
-"""Tools around training runs; nothing here imports cleanba."""
+"""Tools around training runs. They import only those modules of cleanba that do not need jax."""

@@ -9,18 +9,17 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cleanba-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
-import json
-from pathlib import Path
+from functools import wraps
 from typing import Any
 
-import chromium as chromium_browser
 import pytest
-import slurm as slurm_cluster
+from helpers import chromium as chromium_browser
+from helpers import slurm as slurm_cluster
+from helpers.runs import read_rows
 
 from cleanba import cleanba_ppo
-from cleanba.sebulba.train import Outcome, train
-
-REPO = Path(__file__).parent.parent
+from cleanba.records.outcome import Outcome
+from cleanba.training.train import train
 
 
 @pytest.fixture
@@ -42,15 +41,13 @@ def run(tmp_path):
         )
         outcome = train(
             algorithm.Args(**(small | flags)),
-            lambda *inputs: algorithm.make_algorithm(*inputs)._replace(**(parts or {})),
+            wraps(algorithm.make_algorithm)(
+                lambda *inputs: algorithm.make_algorithm(*inputs)._replace(**(parts or {}))
+            ),
         )
         return outcome, read_rows(outcome.run_dir)
 
     return run
-
-
-def read_rows(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="session")
@@ -64,10 +61,14 @@ def slurm():
 
 
 @pytest.fixture(scope="session")
-def chromium():
-    """A real browser, installed where it is missing."""
+def chromium_installed():
     if reason := chromium_browser.why_not_here():
         pytest.skip(reason)
     chromium_browser.install()
+
+
+@pytest.fixture
+def chromium(chromium_installed):
+    """A real browser, installed where it is missing; for one test, since asyncio is not free meanwhile."""
     with chromium_browser.browser() as browser:
         yield browser

@@ -1,9 +1,8 @@
-"""The machinery that all algorithms share: threads, devices, queues, environments, logging."""
+"""The engine: DeepMind's Sebulba (Hessel et al. 2021, "Podracer architectures"). An actor steps its
+environments asynchronously and writes rollouts; the env scheduler decides which environments act next; what
+travels with an environment stays on the actor's device; channels connect the threads; the learner computes
+gradients over a mesh of devices.
 
-import os
-
-# Collectives of three or more virtual CPU devices can deadlock when the thread pool is as small as the
-# machine (seen on two cores). One device keeps the default: a larger pool is some 15 % slower.
-# XLA reads this once, when the first device is asked for.
-if "JAX_NUM_CPU_DEVICES" in os.environ or "host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-    os.environ.setdefault("PJRT_NPROC", "16")
+Imports agents (the algorithm's functions), envs, runtime and config. Nothing here knows a particular
+algorithm, a file or a terminal.
+"""

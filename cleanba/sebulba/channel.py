@@ -1,4 +1,5 @@
-"""The one place where threads wait for each other."""
+"""The queues between threads, and the priority of actors on a device: the only code that blocks on a
+thread."""
 
 import threading
 from collections import deque
@@ -58,12 +59,12 @@ class Channel(Generic[T]):
                 self._changed.notify_all()
 
     def check_open(self) -> None:
-        """Raise `ChannelClosed` if it is. Never waits: for loops that must notice the end early."""
+        """Raise `ChannelClosed` if it is closed. Never waits: for loops that must notice the end early."""
         if self._closed:
             raise ChannelClosed
 
     def wait_closed(self, seconds: float) -> bool:
-        """Whether it is closed within so many seconds."""
+        """Whether it is closed within this many seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed, seconds)
 
@@ -76,27 +77,27 @@ class Channel(Generic[T]):
                 return
 
 
-class Precedence:
-    """Some threads' work on a device goes before another thread's. A device takes programs in the order in
-    which they come, so the other one gives way: it adds nothing to the queue while one of the first waits."""
+class DevicePriority:
+    """Actors go before the learner on a device that both use. A device runs programs in the order in which
+    they are queued, so the learner yields: it queues nothing while an actor waits for its result."""
 
     def __init__(self) -> None:
-        self._waiting = 0
+        self.waiting = 0  # actors that wait for a result
         self._changed = threading.Condition()
 
     @contextmanager
-    def first(self) -> Iterator[None]:
-        """The body hands work to the device, and waits for the result."""
+    def acquire(self) -> Iterator[None]:
+        """The body queues work on the device and waits for the result."""
         with self._changed:
-            self._waiting += 1
+            self.waiting += 1
         try:
             yield
         finally:
             with self._changed:
-                self._waiting -= 1
+                self.waiting -= 1
                 self._changed.notify_all()
 
-    def give_way(self, seconds: float) -> None:
-        """Until nobody waits, but not for longer than so many seconds: the others need this thread, too."""
+    def yield_to(self, seconds: float) -> None:
+        """Wait until no actor does, but at most this many seconds: actors need the learner, too."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting, seconds)
+            self._changed.wait_for(lambda: not self.waiting, seconds)

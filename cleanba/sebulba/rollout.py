@@ -1,120 +1,126 @@
-"""Rollouts, and their way from the host to the learners."""
+"""One rollout on the host, and its way to the learners."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from cleanba.sebulba.args import BatchPlan
-from cleanba.sebulba.envs import EnvSpec
-from cleanba.sebulba.frames import Frames
-from cleanba.sebulba.topology import LEARNERS
-
-OVER_ENVS = PartitionSpec(None, LEARNERS)  # [T, N, ...], cut along N
-
-
-class Rollout(NamedTuple):
-    """T steps of N environments."""
-
-    obs: Any  #             [T+1, N, ...], or Frames; row T only for bootstrapping
-    action: Any  #     i32  [T, N]
-    logprob: Any  #    f32  [T, N], of the behaviour policy
-    value: Any  #      f32  [T, N], of the behaviour critic
-    reward: Any  #     f32  [T, N]
-    terminated: Any  # bool [T, N]
-    truncated: Any  #  bool [T, N]
-    valid: Any  #      bool [T, N], False on a reset row: not a transition
+from cleanba.agents.algorithm import Decision, Rollout
+from cleanba.config.batch_plan import BatchPlan
+from cleanba.envs.frame_stack import Frames
+from cleanba.envs.spec import EnvSpec
+from cleanba.runtime.tensors import tensor_names
+from cleanba.sebulba.sharding import ENV_SHARDED, put_on_learners
 
 
 class NotFinite(FloatingPointError):
-    """A number is infinite or not a number. One line that names the first tensor that went bad."""
+    """A number is infinite or NaN. One line that names the first tensor with such a number."""
 
 
 class RolloutBuffer:
     """One rollout on the host. Its arrays are [learners, T, N / learners, ...], so that the slice of each
-    learner is contiguous and travels without another copy. A buffer is never written again: on CPUs the
-    learners' arrays may share its memory."""
+    learner is contiguous and is sent without another copy. A buffer is never reused: on CPUs the learners'
+    arrays may share its memory."""
 
-    def __init__(self, plan: BatchPlan, env: EnvSpec):
+    def __init__(self, plan: BatchPlan, env: EnvSpec, like: Decision, *, stateful: bool = False):
+        """`like` has the shapes and types of a decision about one environment; a `stateful` policy needs to
+        know where episodes start."""
+
         def empty(dtype: Any, rows: int = plan.num_steps, shape: tuple[int, ...] = ()) -> np.ndarray:
-            return np.empty((plan.learners, rows, plan.envs_per_actor // plan.learners, *shape), dtype)
+            return np.empty((plan.learners, rows, self._columns, *shape), dtype)
 
-        flag = np.bool_
         self._columns = plan.envs_per_actor // plan.learners  # of each learner
-        self._before = env.stack - 1  # frames in front of the first step's
-        shape = env.obs_shape if env.stack == 1 else env.obs_shape[1:]
-        self._arrays = dict(
-            obs=empty(env.obs_dtype, self._before + plan.num_steps + 1, shape),
-            action=empty(np.int32),
-            logprob=empty(np.float32),
-            value=empty(np.float32),
-            reward=empty(np.float32),
-            terminated=empty(flag),
-            truncated=empty(flag),
-            valid=empty(flag),
+        specs, self._obs_tree = jax.tree.flatten(env.obs)
+        records, self._record_tree = jax.tree.flatten(like.record)
+        self._before = [spec.stack - 1 for spec in specs]  # frames before that of the first step
+        self._arrays: dict[str, list[np.ndarray]] = dict(  # the leaves of each
+            obs=[empty(s.dtype, s.stack + plan.num_steps, s.new_shape) for s in specs],
+            action=[empty(like.action.dtype, shape=like.action.shape)],
+            record=[empty(leaf.dtype, shape=leaf.shape) for leaf in records],
+            reward=[empty(np.float32)],
+            **{name: [empty(np.bool_)] for name in ("terminated", "truncated", "valid")},
+            since_reset=[empty(np.int8, plan.num_steps + 1)] if any(self._before) else [],
+            episode_start=[empty(np.bool_, plan.num_steps + 1)] if stateful else [],
         )
-        if self._before:
-            self._arrays["age"] = empty(np.int8, plan.num_steps + 1)
+        self._record_names = tensor_names(like.record)
 
-    def write(self, t: np.ndarray, env: np.ndarray, **rows: np.ndarray) -> None:
-        """The slots [t, env] of the named arrays; t and env are [B], the arrays [B, ...]. Of stacked frames
-        `obs` is the newest."""
+    def write(self, t: np.ndarray, env: np.ndarray, **rows: list[np.ndarray]) -> None:
+        """Write rows [B, ...] to the slots [t, env] of the named arrays, the leaves of each; t and env are
+        [B]. Of stacked frames, `obs` is the newest."""
         learner, column = env // self._columns, env % self._columns
-        for name, row in rows.items():
-            self._arrays[name][learner, t + self._before if name == "obs" else t, column] = row
+        for name, leaves in rows.items():
+            for i, (array, row) in enumerate(zip(self._arrays[name], leaves, strict=True)):
+                array[learner, t + self._before[i] if name == "obs" else t, column] = row
 
-    def write_before(self, env: int, frames: np.ndarray) -> None:
-        """The frames [K-1, ...] that an environment's first stack has besides the newest."""
-        self._arrays["obs"][env // self._columns, : self._before, env % self._columns] = frames
+    def write_before(self, env: int, obs: tuple[np.ndarray, ...]) -> None:
+        """The frames before the newest in an environment's first stacks [K, ...]."""
+        for array, before, stack in zip(self._arrays["obs"], self._before, obs, strict=True):
+            if before:
+                array[env // self._columns, :before, env % self._columns] = stack[:-1]
 
-    def rows(self, name: str) -> np.ndarray:
-        """[T, N, ...] of one array."""
-        array = np.moveaxis(self._arrays[name], 0, 1)
-        return array.reshape(array.shape[0], -1, *array.shape[3:])
+    def digested(self) -> list[np.ndarray]:
+        """[T, N, ...] each, in the order of `digested_names`."""
+        names = ("action", "record", "reward", "terminated", "truncated")
+        return [_rows(array) for name in names for array in self._arrays[name]]
 
     def check_finite(self, env_id: np.ndarray, update: int) -> None:
-        """A number that is not would spread to all params. `env_id` [N] are global indices."""
-        for name in ("obs", "value", "logprob", "reward"):  # in the order in which they come to be
-            array = self._arrays[name]
+        """A number that is not would spread to all params. `env_id` [N] holds global indices."""
+        named = [("obs", array) for array in self._arrays["obs"]]
+        named += reversed(list(zip(self._record_names, self._arrays["record"], strict=True)))
+        named += [(name, self._arrays[name][0]) for name in ("action", "reward")]
+        for name, array in named:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                rows = self.rows(name)
-                t, column = np.argwhere(~np.isfinite(rows))[0][:2]
+                t, column = np.argwhere(~np.isfinite(_rows(array)))[0][:2]
                 where = f"at step {t} of environment {env_id[column]}"
                 raise NotFinite(f"{name} is not finite in update {update + 1}, {where}")
 
-    def shard_over_envs(self, mesh: Mesh, local_devices: list[jax.Device]) -> Rollout:
-        """Each local learner gets its slice; together with other processes' they are one global array. No
-        device talks to another."""
-        placed: dict[str, Any] = {
-            name: put_on_learners(array, OVER_ENVS, mesh, local_devices)
-            for name, array in self._arrays.items()
-        }
-        if self._before:
-            placed["obs"] = Frames(placed["obs"], placed.pop("age"))
-        return Rollout(**placed)
+    def shard_over_envs(
+        self, mesh: Mesh, local_devices: list[jax.Device], first_state: Any = (), last_state: Any = ()
+    ) -> Rollout:
+        """Each local learner gets its slice; together with those of other processes they form one global
+        array. Nothing is communicated. The states are [N, ...], and travel as [1, N, ...]."""
+
+        def put(array: np.ndarray) -> jax.Array:
+            return put_on_learners(array, ENV_SHARDED, mesh, local_devices)
+
+        def put_state(state: Any) -> Any:
+            shape = (-1, 1, self._columns)
+            return jax.tree.map(lambda x: put(np.asarray(x).reshape(*shape, *x.shape[1:])), state)
+
+        placed = {name: [put(array) for array in arrays] for name, arrays in self._arrays.items()}
+        since_reset, episode_start = placed.pop("since_reset"), placed.pop("episode_start")
+        obs = [
+            Frames(x, *since_reset) if before else x
+            for x, before in zip(placed.pop("obs"), self._before, strict=True)
+        ]
+        record = jax.tree.unflatten(self._record_tree, placed.pop("record"))
+        rest = {name: leaves[0] for name, leaves in placed.items()}
+        states = dict(first_state=put_state(first_state), last_state=put_state(last_state))
+        states |= dict(episode_start=episode_start[0] if episode_start else ())
+        return Rollout(obs=jax.tree.unflatten(self._obs_tree, obs), record=record, **rest, **states)
 
 
-def put_on_learners(
-    slices: np.ndarray, spec: PartitionSpec, mesh: Mesh, local_devices: list[jax.Device]
-) -> jax.Array:
-    """One slice per local learner, seen as one global array that `spec` cuts along its last named axis."""
-    axis = len(spec) - 1
-    shape = list(slices.shape[1:])
-    shape[axis] *= mesh.size
-    parts = [jax.device_put(part, device) for part, device in zip(slices, local_devices, strict=True)]
-    return jax.make_array_from_single_device_arrays(tuple(shape), NamedSharding(mesh, spec), parts)
+def digested_names(like: Decision) -> list[str]:
+    """What the data digest covers, in its order."""
+    return ["action", *tensor_names(like.record), "reward", "terminated", "truncated"]
+
+
+def _rows(array: np.ndarray) -> np.ndarray:
+    """[T, N, ...] of an array [learners, T, N / learners, ...]."""
+    array = np.moveaxis(array, 0, 1)
+    return array.reshape(array.shape[0], -1, *array.shape[3:])
 
 
 def env_ids_of_actors(plan: BatchPlan, process: int) -> np.ndarray:
-    """[actors, N]: the global indices of each actor's environments. They count processes, then devices, then
-    threads, then environments."""
+    """[actors, N]: the global indices of each actor's environments. They are ordered by process,
+    then device, then thread."""
     local = np.arange(plan.actors * plan.envs_per_actor, dtype=np.int32)
     return (process * len(local) + local).reshape(plan.actors, plan.envs_per_actor)
 
 
 def env_ids_of_columns(plan: BatchPlan, process: int) -> np.ndarray:
-    """[learners, N]: the environments in the columns of each learner's batch, which joins its slices of the
-    actors' rollouts."""
+    """[learners, N]: the environments in the columns of each learner's batch, which concatenates its slices
+    of the actors' rollouts."""
     slices = env_ids_of_actors(plan, process).reshape(plan.actors, plan.learners, -1)
     return slices.swapaxes(0, 1).reshape(plan.learners, -1)

@@ -1,0 +1,1 @@
+"""`cleanba report`: from run folders to tables, figures and a page."""

@@ -1,0 +1,194 @@
+"""Make a report folder from run folders."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from cleanba.analysis.report import aggregates, figures, tables
+from cleanba.analysis.report.compare import Comparison, compare, read_published
+from cleanba.analysis.report.figures import STEPS, Look, Looks, Panel
+from cleanba.analysis.report.page import Image, Page
+from cleanba.analysis.report.runs import find_runs, read_run
+from cleanba.analysis.report.summary import Summary, summarize
+from cleanba.analysis.report.tables import Table, as_csv, as_markdown
+from cleanba.config.errors import UsageError
+from cleanba.runtime.machine import available_cores
+
+MAX_SERIAL_TASKS = 20  # one process has done these sooner than others have started
+MAX_WORKERS = 4  # each needs about 100 MiB
+REPORT_MARK = '<meta name="generator" content="cleanba report">'  # a folder with this page may be replaced
+
+
+def make_report(
+    roots: list[Path],
+    *,
+    group_by: tuple[str, ...],
+    baseline: Path | None = None,
+    steps: int | None = None,
+    out: Path,
+    made: str = "",
+) -> Summary:
+    """Nothing appears at `out` until the report is complete."""
+    folders, unopened = find_runs(roots)
+    if not folders:
+        raise UsageError(f"no run found in {', '.join(map(str, roots))}; give run folders or their parents")
+    published = read_published(baseline) if baseline else {}
+    with workers(len(folders)) as pool, replace_folder(out) as folder:
+        runs = run_tasks(pool, partial(read_run, steps=steps), folders)
+        comparison = compare(runs, group_by, published, steps, unopened)
+        if not comparison.groups:
+            first = f"{runs[0].path.name}: {runs[0].damage or 'no update yet'}"
+            raise UsageError(f"no run has data ({first}); wait for the first update")
+        summary = summarize(comparison)
+        all_tables = make_tables(summary)
+        for table in all_tables.values():
+            write_text(folder / "tables" / f"{table.name}.csv", as_csv(table))
+            write_text(folder / "tables" / f"{table.name}.md", as_markdown(table))
+        page = draw(summary, all_tables, folder / "figures", pool, made)
+        write_text(folder / "index.html", page.html())
+    return summary
+
+
+def workers(tasks: int) -> AbstractContextManager[Executor | None]:
+    """A pool of processes, or None if it is not worth starting. They are spawned, as forking is unsafe in a
+    process that has loaded jax."""
+    cores = available_cores()
+    if tasks <= MAX_SERIAL_TASKS or cores == 1:
+        return nullcontext()
+    return ProcessPoolExecutor(min(cores, MAX_WORKERS), mp_context=get_context("spawn"))
+
+
+def run_tasks(pool: Executor | None, function: Any, tasks: list[Any]) -> list[Any]:
+    if pool is None:
+        return [function(task) for task in tasks]
+    return list(pool.map(function, tasks, chunksize=1 + len(tasks) // 100))
+
+
+@contextmanager
+def replace_folder(out: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `out` at the end. Only a report or an empty folder is replaced."""
+    if out.exists():
+        page = out / "index.html"
+        is_report = page.is_file() and REPORT_MARK in page.read_text("utf-8", "replace")[:2000]
+        if not out.is_dir() or (any(out.iterdir()) and not is_report):
+            raise UsageError(f"--out {out} exists and is not a report; give another folder")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=".report-", dir=out.parent))
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
+    try:
+        yield new
+        new.chmod(0o755)
+        if out.exists():
+            shutil.rmtree(out)
+        new.rename(out)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------- tables
+
+
+def make_tables(summary: Summary) -> dict[str, Table]:
+    always = (tables.groups_table, tables.scores_table, tables.settings_table, tables.runs_table)
+    found = [make(summary.comparison) for make in always]
+    if summary.aggregates:
+        found.append(tables.aggregates_table(summary.normalised, summary.aggregates))
+    if summary.improvements:
+        found.append(tables.improvements_table(summary.improvements))
+    if summary.notes:
+        found.append(tables.notes_table(summary.notes))
+    return {table.name: table for table in found}
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+class Drawing(NamedTuple):
+    """A figure to be drawn, maybe in another process."""
+
+    name: str  # of its files
+    alt: str  # alternative text
+    make: Callable[..., Figure]  # takes `looks`
+
+
+def draw(
+    summary: Summary, all_tables: dict[str, Table], folder: Path, pool: Executor | None, made: str
+) -> Page:
+    comparison = summary.comparison
+    looks = {group: Look.of_group(i) for i, group in enumerate(comparison.groups)}
+    looks |= {system: Look.of_published(i) for i, system in enumerate(comparison.published)}
+    drawings = [*over_all_games(summary)]  # large ones first, so that no worker ends with one
+    files = file_names(comparison.games)
+    for game, file in files.items():
+        for column in ("step", "seconds"):
+            curves = panel(comparison, game, column)
+            axis = STEPS if column == "step" else figures.time_axis(curves.longest())
+            make = partial(figures.curves_of_game, curves, axis=axis)
+            drawings.append(Drawing(f"curves/{file}-{column}", f"{game}: return over {axis.label}", make))
+    drawn = run_tasks(pool, partial(draw_one, folder=folder, looks=looks), drawings)
+    images = {image.name: image for image in drawn}
+    cards = {
+        game: (images[f"curves/{file}-step"], images[f"curves/{file}-seconds"])
+        for game, file in files.items()
+    }
+    return Page(summary, looks, cards, images, all_tables, made)
+
+
+def draw_one(drawing: Drawing, folder: Path, looks: Looks) -> Image:
+    with figures.styled():
+        svg = figures.save(drawing.make(looks=looks), folder / drawing.name)
+    return Image(drawing.name, svg, drawing.alt)
+
+
+def file_names(games: list[str]) -> dict[str, str]:
+    """A distinct, safe file name for each game, as games may have any name."""
+    found: dict[str, str] = {}
+    for number, game in enumerate(games):
+        safe = re.sub(r"[^\w.+-]", "-", game, flags=re.ASCII)[:60]
+        found[game] = safe if safe not in found.values() else f"{safe}-{number}"
+    return found
+
+
+def panel(comparison: Comparison, game: str, column: str) -> Panel:
+    """Curves over "step" or "seconds"."""
+    cells = {group: comparison.cell(group, game) for group in comparison.groups}
+    bands = {group: band for group, cell in cells.items() if (band := aggregates.band(cell, column))}
+    short = {
+        group: [(getattr(run.curve, column), run.curve.value) for run in cell.short]
+        for group, cell in cells.items()
+        if cell.short
+    }
+    published = {system: scores[game] for system, scores in comparison.published.items() if game in scores}
+    return Panel(game, bands, short, published)
+
+
+def over_all_games(summary: Summary) -> Iterator[Drawing]:
+    comparison, normalised = summary.comparison, summary.normalised
+    panels = [panel(comparison, game, "step") for game in comparison.games]
+    yield Drawing("overview", "return of all games", partial(figures.overview, panels))
+    if normalised.games:
+        make = partial(figures.aggregates_figure, summary.aggregates, len(normalised.games))
+        yield Drawing("aggregates", "aggregate scores", make)
+        make = partial(figures.profiles_figure, aggregates.profiles(normalised))
+        yield Drawing("profiles", "performance profiles", make)
+        if bands := aggregates.efficiency(comparison, normalised):
+            yield Drawing("efficiency", "sample efficiency", partial(figures.efficiency_figure, bands))
+    if summary.improvements:
+        make = partial(figures.improvements_figure, summary.improvements)
+        yield Drawing("improvement", "probability of improvement", make)

@@ -1,0 +1,40 @@
+"""Layouts such as a0-l1,2,3-d2: which devices act, which devices learn, and in how many processes.
+
+Device ids count within a process, from 0, whatever ids the runtime gave the devices.
+"""
+
+import re
+from typing import NamedTuple
+
+from cleanba.config.errors import UsageError
+
+
+class Topology(NamedTuple):
+    actor_ids: tuple[int, ...]
+    learner_ids: tuple[int, ...]
+    processes: int = 1
+
+    def __str__(self) -> str:
+        actors, learners = (",".join(map(str, ids)) for ids in (self.actor_ids, self.learner_ids))
+        return f"a{actors}-l{learners}-d{self.processes}"
+
+    @staticmethod
+    def parse(layout: str) -> "Topology":
+        match = re.fullmatch(r"a(\d+(?:,\d+)*)-l(\d+(?:,\d+)*)(?:-d([1-9]\d*))?", layout)
+        if not match:
+            raise UsageError(f"layout {layout!r} is not of the form a0-l1,2,3-d1")
+        actors, learners = (tuple(map(int, ids.split(","))) for ids in match.group(1, 2))
+        return Topology(actors, learners, int(match.group(3) or 1)).check_ids()
+
+    @property
+    def ids_by_flag(self) -> dict[str, tuple[int, ...]]:
+        return {"--actor-device-ids": self.actor_ids, "--learner-device-ids": self.learner_ids}
+
+    def check_ids(self) -> "Topology":
+        for flag, ids in self.ids_by_flag.items():
+            if not ids:
+                raise UsageError(f"{flag} is empty; give at least one device id")
+            for device_id in ids:
+                if ids.count(device_id) > 1:
+                    raise UsageError(f"{flag} names device {device_id} twice; give each device once")
+        return self

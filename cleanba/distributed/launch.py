@@ -1,0 +1,231 @@
+"""`cleanba launch a0-l1,2,3-d2 ppo …`: run all processes of a layout on this machine."""
+
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from cleanba.algorithms import ALGORITHMS
+from cleanba.config.errors import UsageError
+from cleanba.config.topology import Topology
+from cleanba.runtime.command import ANOTHER_PROCESS, command
+from cleanba.runtime.machine import visible_gpus
+from cleanba.runtime.messages import say
+
+USAGE = """usage: {prog} LAYOUT COMMAND [flags]
+
+  LAYOUT   e.g. a0-l1,2,3-d2: actor device 0 and learner devices 1, 2, 3 in each of two processes
+  COMMAND  {algorithms}, or a script, e.g. cleanba/cleanba_ppo_envpool_impala_atari_wrapper.py
+  flags    those of the command; device ids and --distributed come from the layout
+
+Each process gets its own GPUs, or virtual CPU devices if there are none. Its rank is put in front of its
+output lines. If one process fails, all end; the exit code is that of the first one that failed on its own.
+SIGINT, SIGTERM and SIGUSR1 go to all processes, which save a checkpoint and exit with code 75; a Ctrl-C after
+that kills them."""
+LAYOUT_FLAGS = ("--actor-device-ids", "--learner-device-ids", "--distributed", "--no-distributed")
+EXIT_SECONDS = 10.0  # for the others to exit by themselves after one has failed
+MIN_CORES = 4  # per process, for cores to be pinned at all
+MAX_ERROR_LINES = 200  # kept per process, to be repeated at the end
+
+
+def main(argv: list[str], prog: str = "cleanba launch") -> None:
+    with command():
+        match argv:
+            case [] | ["-h" | "--help", *_]:
+                print(USAGE.format(prog=prog, algorithms=", ".join(ALGORITHMS)))
+            case [layout, program, *flags]:
+                sys.exit(launch(Topology.parse(layout), program, flags))
+            case _:
+                raise UsageError(f"{prog} needs a layout and a command: {prog} a0-l0-d2 ppo")
+
+
+def launch(topology: Topology, program: str, flags: list[str]) -> int:
+    commands = command_lines(topology, program, flags)
+    processes: list[Process] = []
+    with forward_signals(processes) as signals:
+        for rank, (argv, env) in enumerate(commands):
+            processes.append(Process(rank, argv, env))
+        assign_cores(processes)
+        failed = wait_for_all(processes, signals)
+    if not failed:
+        return 0
+    first = next((p for p in failed if p.exit_code != ANOTHER_PROCESS), failed[0])
+    if signals:  # it was asked to stop
+        return first.exit_code
+    say(f"process {first.rank} failed first, with exit code {first.exit_code}:")
+    say("".join(first.errors))
+    return first.exit_code
+
+
+def command_lines(
+    topology: Topology, program: str, flags: list[str]
+) -> list[tuple[list[str], dict[str, str]]]:
+    """The argv of each process, and its own environment variables."""
+    for flag in flags:
+        if flag.split("=")[0].replace("_", "-") in LAYOUT_FLAGS:
+            raise UsageError(f"{flag} is set by the layout {topology}; leave it out")
+    if program.endswith(".py"):
+        start = [sys.executable, *_start_of_file(Path(program))]
+    elif program in ALGORITHMS:
+        start = [sys.executable, "-m", ALGORITHMS[program]]
+    else:
+        names = ", ".join(ALGORITHMS)
+        raise UsageError(f"cleanba launch cannot start {program!r}; give {names} or a .py file")
+    ids = (topology.actor_ids, topology.learner_ids)
+    for flag, values in zip(LAYOUT_FLAGS, ids, strict=False):
+        start += [flag, *map(str, values)]
+    shared = {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+        "JAX_NUM_PROCESSES": str(topology.processes),
+        "PYTHONUNBUFFERED": "1",
+    }
+    devices = assign_devices(topology)
+    return [
+        ([*start, "--distributed", *flags], shared | {"JAX_PROCESS_ID": str(rank)} | own)
+        for rank, own in enumerate(devices)
+    ]
+
+
+def _start_of_file(path: Path) -> list[str]:
+    """A script, or an algorithm that leaves starting it to `cleanba train`."""
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    is_algorithm = "def make_algorithm" in text and "__main__" not in text
+    return ["-m", "cleanba", "train", str(path)] if is_algorithm else [str(path)]
+
+
+def assign_devices(topology: Topology) -> list[dict[str, str]]:
+    each = max(*topology.actor_ids, *topology.learner_ids) + 1
+    gpus = visible_gpus()
+    if not gpus:
+        return [{"JAX_NUM_CPU_DEVICES": str(each)}] * topology.processes
+    if len(gpus) < each * topology.processes:
+        raise UsageError(
+            f"{topology} needs {each} GPUs in each of {topology.processes} processes, but there are "
+            f"{len(gpus)}; choose a smaller layout (CUDA_VISIBLE_DEVICES= in front of the command uses CPUs)"
+        )
+    return [
+        {"CUDA_VISIBLE_DEVICES": ",".join(gpus[rank * each : (rank + 1) * each])}
+        for rank in range(topology.processes)
+    ]
+
+
+def assign_cores(processes: list["Process"]) -> None:
+    """Each would use all cores for its environments. Where there are few, collectives need all of them."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = len(cores) // len(processes)
+    for rank, process in enumerate(processes if each >= MIN_CORES else []):
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(process.pid, cores[rank * each : (rank + 1) * each])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+# ---------------------------------------------------------------------------------------------- processes
+
+
+class Process:
+    def __init__(self, rank: int, argv: list[str], env: dict[str, str]):
+        self.rank = rank
+        self.errors: deque[str] = deque(maxlen=MAX_ERROR_LINES)
+        self._child = subprocess.Popen(
+            argv,
+            env=os.environ | env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # it gets signals from this process only
+        )
+        pipes = ((self._child.stdout, sys.stdout, None), (self._child.stderr, sys.stderr, self.errors))
+        self._readers = [threading.Thread(target=self._forward, args=pipe, daemon=True) for pipe in pipes]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def exit_code(self) -> int:
+        """As in a shell: 128 plus the signal if a signal killed it."""
+        code = self._child.returncode
+        return code if code >= 0 else 128 - code
+
+    def wait(self) -> None:
+        """Until it has ended and all of its output has been forwarded."""
+        self._child.wait()
+        for reader in self._readers:
+            reader.join(timeout=5)  # its own children may still hold its output
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._child.pid, number)
+
+    def _forward(self, source: IO[str], target: IO[str], kept: "deque[str] | None") -> None:
+        for line in source:
+            with suppress(OSError):  # the reader has gone
+                target.write(f"[{self.rank}] {line}")
+                target.flush()
+            if kept is not None:
+                kept.append(line)
+
+
+def wait_for_all(processes: list[Process], signals: list[int]) -> list[Process]:
+    """The processes that fail, in order. After the first failure the others have EXIT_SECONDS to exit by
+    themselves. After a signal they have all the time they need, until a Ctrl-C follows."""
+    ended: queue.Queue[Process] = queue.Queue()
+
+    def wait(process: Process) -> None:
+        process.wait()
+        ended.put(process)
+
+    for process in processes:
+        threading.Thread(target=wait, args=(process,), daemon=True).start()
+    failed, running, deadline = list[Process](), list(processes), float("inf")
+    while running:
+        if failed:
+            deadline = min(deadline, time.monotonic() + EXIT_SECONDS)
+        if time.monotonic() > deadline or signal.SIGINT in signals[1:]:
+            for process in running:
+                process.signal(signal.SIGKILL)
+        with suppress(queue.Empty):
+            process = ended.get(timeout=0.1)
+            running.remove(process)
+            if process.exit_code:
+                failed.append(process)
+    return failed
+
+
+@contextmanager
+def forward_signals(processes: list[Process]) -> Iterator[list[int]]:
+    """Forward signals to all processes; at the end, kill what is left. Yields the signals received so far."""
+    received: list[int] = []
+
+    def forward(number: int, _: object) -> None:
+        received.append(number)
+        for process in processes:
+            process.signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    handled = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    previous = {number: signal.signal(number, forward) for number in handled}
+    try:
+        yield received
+    finally:
+        for process in processes:
+            process.signal(signal.SIGKILL)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,90 @@
+"""Which process of a job this is, and what must be the same in all of its processes."""
+
+import dataclasses
+import json
+import os
+import re
+import socket
+from typing import NamedTuple
+
+import jax
+
+from cleanba.config.errors import UsageError
+from cleanba.config.flags import RunArgs, flag
+from cleanba.distributed.connection import Message
+from cleanba.runtime.code_version import code_digest
+
+
+class ProcessInfo(NamedTuple):
+    """This process's index in its job, and where to reach process 0."""
+
+    address: str  # host:port of process 0
+    processes: int
+    process: int
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        host, port = self.address.rsplit(":", 1)
+        return host.strip("[]"), int(port)
+
+
+def resolve_process(args: RunArgs) -> ProcessInfo:
+    """From JAX's environment variables, else from SLURM's."""
+    if not args.distributed:
+        return ProcessInfo("", 1, 0)
+    env = os.environ
+    slurm = {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID"} <= env.keys()
+    found = {
+        "JAX_COORDINATOR_ADDRESS": _slurm_address() if slurm else None,
+        "JAX_NUM_PROCESSES": env.get("SLURM_NTASKS") if slurm else None,
+        "JAX_PROCESS_ID": env.get("SLURM_PROCID") if slurm else None,
+    }
+    found = {name: env.get(name, value) for name, value in found.items()}
+    missing = [name for name, value in found.items() if value is None]
+    if missing:
+        raise UsageError(
+            f"--distributed cannot find the other processes; start it with srun, or set {', '.join(missing)} "
+            "(`cleanba launch a0-l0-d2 ppo` sets them on one machine)"
+        )
+    address, processes, process = found.values()
+    try:
+        info = ProcessInfo(str(address), int(str(processes)), int(str(process)))
+        _ = info.host_and_port
+    except ValueError:
+        raise UsageError(
+            f"--distributed: JAX_COORDINATOR_ADDRESS={address} must be host:port, "
+            f"JAX_NUM_PROCESSES={processes} and JAX_PROCESS_ID={process} must be integers"
+        ) from None
+    if not 0 <= info.process < info.processes:
+        raise UsageError(f"--distributed: process {process} is not one of {processes}; count from 0")
+    return info
+
+
+def _slurm_address() -> str:
+    """The job step's first host, and a port derived from the job id: the same in all processes."""
+    nodes = os.environ["SLURM_STEP_NODELIST"]  # e.g. n1,n2 or n[001-003,7],m1
+    first = re.match(r"([^,\[]*)(?:\[([^,\-\]]*))?", nodes)
+    host = "".join(part or "" for part in first.groups()) if first else nodes
+    job, step = (int(os.environ.get(name, 0)) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return f"{host}:{(job + 97 * step) % 4096 + 61440}"
+
+
+def process_description(args: RunArgs, info: ProcessInfo, algorithm: str) -> Message:
+    """What must be the same in all processes; `algorithm` is a digest of its file."""
+    flags = {flag(name): value for name, value in dataclasses.asdict(args).items()}
+    here = {
+        "processes": info.processes,
+        "code": code_digest(),
+        "algorithm": algorithm,
+        "jax": jax.__version__,
+    }
+    return json.loads(json.dumps(flags | here))
+
+
+def job_tag() -> str:
+    """Distinguishes jobs that happen to use the same address."""
+    return ".".join(os.environ.get(name, "-") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+
+
+def describe_process() -> str:
+    return f"pid {os.getpid()} on {socket.gethostname()}"

@@ -1,0 +1,32 @@
+"""From flags to environments: the one place that knows the backends."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cleanba.config.flags import RunArgs
+from cleanba.envs import envpool
+from cleanba.envs.spec import EnvSpec, VectorEnv
+
+BACKENDS: dict[str, Any] = {"envpool": envpool}  # modules with env_spec, describe and Envs
+
+
+def env_spec(args: RunArgs) -> EnvSpec:
+    return BACKENDS["envpool"].env_spec(args)
+
+
+def describe(env: EnvSpec) -> EnvSpec:
+    """What the same environment is here; a model may come from another machine or version."""
+    return BACKENDS[env.backend].describe(env.env_id, env.options)
+
+
+def make_envs(
+    env: EnvSpec,
+    seeds: Sequence[int],
+    threads: int,
+    *,
+    batch: int | None = None,  # None: all
+    background: bool = False,  # its threads let every other thread of the machine go first
+    rendered: bool = False,
+) -> VectorEnv:
+    options = dict(batch=batch, background=background, rendered=rendered)
+    return BACKENDS[env.backend].Envs(env, seeds, threads, **options)

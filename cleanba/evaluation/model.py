@@ -1,0 +1,200 @@
+"""A trained model in one safetensors file: params, arguments, environment. Loading executes nothing."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from cleanba.agents.algorithm import Algorithm, Extra, Params, Published
+from cleanba.algorithms import ALGORITHMS, load_algorithm
+from cleanba.config.batch_plan import BatchPlan
+from cleanba.config.errors import UsageError
+from cleanba.config.flags import RunArgs, with_tuples
+from cleanba.config.topology import Topology
+from cleanba.envs.atari import ATARI_PRESETS
+from cleanba.envs.factory import describe
+from cleanba.envs.spec import EnvSpec, env_from_json, env_to_json
+from cleanba.runtime.files import atomic_write
+from cleanba.runtime.tensors import check_tensors, named_leaves, named_tensors, slice_type, tensor_type
+
+FORMAT = 2  # file format; incremented when older code cannot read what newer code writes
+SUFFIX = ".cleanrl_model"
+PROBE_ROWS = 16  # observations to which a model remembers its policy's answers
+PROBE_TOLERANCE = 0.05  # of these answers: another device or precision rounds differently
+PROBE_AGREEMENT = 0.75  # share of the rows that must agree: a rounded number may flip an action
+
+
+class Model(NamedTuple):
+    args: RunArgs
+    env: EnvSpec
+    steps: int  # environment steps trained
+    params: Params  # on the host
+    algorithm: Algorithm  # whose policy it is; not in the file
+    algorithm_name: str  # one of ALGORITHMS, or the name of the user's file
+    extra: Extra = ()  # on the host
+
+    @property
+    def published(self) -> Published:
+        return Published(self.params, self.extra)
+
+
+def save_model(path: Path, model: Model, *, with_probe: bool = True) -> None:
+    """Without a probe nothing is computed, for when there is no time or no working device."""
+    metadata = {
+        "format": str(FORMAT),
+        "algorithm": model.algorithm_name,
+        "args": json.dumps(vars(model.args)),
+        "env": json.dumps(env_to_json(model.env)),
+        "steps": str(model.steps),
+    }
+    if with_probe:
+        metadata["probe"] = json.dumps([x.tolist() for x in probe(model)])
+    extra = {f"extra/{name}": x for name, x in named_tensors(model.extra).items()}
+    atomic_write(path, save(named_tensors(model.params) | extra, metadata))
+
+
+def probe(model: Model) -> list[np.ndarray]:
+    """What the policy answers to fixed random observations [B, ...]: greedy actions, sampled actions, and
+    what an actor writes down with these. On the CPU, which every machine has."""
+    rng, rows = np.random.default_rng(0), np.arange(PROBE_ROWS, dtype=np.int32)
+    obs = jax.tree.map(lambda spec: spec.random(rng, PROBE_ROWS), model.env.obs)
+    algorithm, key = model.algorithm, jax.random.key(0)
+
+    def answers(published: Published, obs: Any, state: Any) -> Any:
+        inputs: Any = (key, published, obs, state, rows == 0, rows, rows)
+        return algorithm.play(*inputs, greedy=True)[0], algorithm.act(*inputs)[0]
+
+    with jax.default_device(_cpu()):
+        seen = jax.device_put((model.published, obs, algorithm.initial_state(PROBE_ROWS)))
+        found = jax.device_get(jax.jit(answers)(*seen))
+    return [np.asarray(x, np.float64) for x in jax.tree.leaves(found)]
+
+
+def _cpu() -> jax.Device | None:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves it out
+        return None
+
+
+def load_model(path: Path, algorithm: str | None = None) -> Model:
+    """With the `algorithm` that trained it: by default the one of ALGORITHMS that it names. The name of a
+    file is never imported; the user must give that file."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            model = _read(path, file, algorithm)
+            answers = json.loads((file.metadata() or {}).get("probe", "null"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise UsageError(f"{path} is damaged, perhaps truncated, or not a model ({error})") from error
+    if answers is not None and not agree(answers, probe(model)):
+        used = algorithm or model.algorithm_name
+        raise UsageError(
+            f"the policy of {used} answers differently from when {path} was saved; "
+            "give the file that trained it with --algorithm"
+        )
+    return model
+
+
+def agree(before: list[Any], now: list[np.ndarray]) -> bool:
+    """Of two probes. What was written down with a sampled action is compared where the action is the same."""
+    if [np.shape(x) for x in before] != [x.shape for x in now]:
+        return False
+
+    def rows_agree(a: Any, b: np.ndarray) -> np.ndarray:
+        close = np.isclose(a, b, rtol=PROBE_TOLERANCE, atol=PROBE_TOLERANCE, equal_nan=True)
+        return close.reshape(PROBE_ROWS, -1).all(axis=1)
+
+    greedy, same, *record = (rows_agree(a, b) for a, b in zip(before, now, strict=True))
+    return all(rows.mean() >= PROBE_AGREEMENT for rows in (greedy, same, *(rows[same] for rows in record)))
+
+
+def _read(path: Path, file: Any, algorithm: str | None) -> Model:
+    metadata = file.metadata() or {}
+    try:
+        version = int(metadata["format"])
+    except (KeyError, ValueError):
+        raise UsageError(f"{path} is a safetensors file, but not a Cleanba model") from None
+    if version > FORMAT:
+        raise UsageError(
+            f"{path} was written by a newer Cleanba (format {version}, this one reads up to {FORMAT}); "
+            "update it"
+        )
+    try:
+        flags = with_tuples(json.loads(metadata["args"]))
+        name = metadata.get("algorithm") or ("ppo" if "clip_coef" in flags else "impala")
+        env = env_from_json(json.loads(metadata["env"]))
+        steps = int(metadata["steps"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path} has a damaged header ({error!r})") from error
+    if algorithm is None and name not in ALGORITHMS:
+        raise UsageError(f"{path} was trained by {name}; give that file: --algorithm {name}")
+    module = load_algorithm(algorithm or name)
+    known = {field.name for field in dataclasses.fields(module.Args)}
+    try:
+        args = module.Args(**{name: value for name, value in flags.items() if name in known})
+        plan = BatchPlan.create(args, Topology(args.actor_device_ids, args.learner_device_ids))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{path} has a damaged header ({error!r})") from error
+    made = module.make_algorithm(args, env, plan)
+    template = jax.eval_shape(made.init, jax.random.key(0))
+    params, extra = _read_tensors(path, file, template)
+    return Model(args, env, steps, params, made, name, extra)
+
+
+def load_published(path: Path, fresh: Published) -> Published:
+    """The params of a model, whichever algorithm trained it, if they have the names, shapes and types of
+    those in `fresh`; its extra too, or else the fresh one. For a run that starts from them."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            found = {name: slice_type(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
+            extra = {name: kind for name, kind in found.items() if name.startswith("extra/")}
+            if _types(Published((), fresh.extra)) == extra:
+                return _read_tensors(path, file, fresh)
+            params = found.keys() - extra.keys()
+            return Published(_read_tensors(path, file, Published(fresh.params), params).params, fresh.extra)
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"{path} cannot be read, or is not a model ({error})") from error
+
+
+def _types(template: Published) -> dict[str, str]:
+    leaves = named_leaves(template.params) | {
+        f"extra/{n}": x for n, x in named_leaves(template.extra).items()
+    }
+    return {name: tensor_type(leaf.dtype, leaf.shape) for name, leaf in leaves.items()}
+
+
+def _read_tensors(path: Path, file: Any, template: Published, names: set[str] | None = None) -> Published:
+    """All tensors in the file, or those of these names, which must be those of the template."""
+    expected = _types(template)
+    found = {name: slice_type(file.get_slice(name)) for name in names or file.keys()}
+    check_tensors(f"the params in {path} do not fit the arguments", found, expected)
+    return jax.tree.unflatten(jax.tree.structure(template), map(file.get_tensor, expected))
+
+
+def check_environment(model: Model) -> None:
+    """The installed EnvPool must have the environment that the model was trained in."""
+    unknown = model.env.options.keys() - ATARI_PRESETS["machado"].keys()
+    if unknown:
+        raise UsageError(f"the model's environment has unknown options: {', '.join(unknown)}")
+    try:
+        installed = describe(model.env)
+    except (UsageError, TypeError) as error:  # TypeError: EnvPool does not know an option
+        raise UsageError(f"the model's environment is not in the installed EnvPool: {error}") from error
+    if installed != model.env:
+        raise UsageError(
+            f"the model was trained in {_describe_env(model.env)}; "
+            f"the installed EnvPool has {_describe_env(installed)}"
+        )
+
+
+def _describe_env(env: EnvSpec) -> str:
+    obs = ", ".join(f"{'x'.join(map(str, x.shape))} {x.dtype.name}" for x in jax.tree.leaves(env.obs))
+    actions = f"{env.action.n} actions" if env.action.kind == "discrete" else f"{env.action.shape} actions"
+    return f"{env.env_id} with {actions} and {obs} observations"

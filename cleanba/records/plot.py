@@ -1,0 +1,31 @@
+"""Learning curves of runs. Needs matplotlib (the extra `plot`)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.backend_bases import FigureCanvasBase
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from cleanba.records.row import RECENT_GAMES
+from cleanba.records.run_folder import read_rows
+
+FORMATS = FigureCanvasBase.get_supported_filetypes()  # by suffix
+
+
+def plot_runs(run_dirs: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> None:
+    """Mean return of recently finished episodes over environment steps, one line per run."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for run_dir, label in zip(run_dirs, labels or [d.name for d in run_dirs], strict=True):
+        rows = [row for row in read_rows(run_dir) if "charts/avg_episodic_return" in row]
+        steps = [row["global_step"] for row in rows]
+        returns = [row["charts/avg_episodic_return"] for row in rows]
+        axes.plot(steps, returns, linewidth=1.5, marker="." if len(steps) < 3 else "", label=label)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 1.5M
+    axes.set_xlabel("environment steps")
+    axes.set_ylabel(f"return (mean of the last {RECENT_GAMES} episodes)")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small", loc="best")
+    figure.savefig(out, dpi=150)

@@ -1,0 +1,221 @@
+"""The run folder: names of its files, and the only code that writes and reads them. Does not import jax.
+
+args.json       flags, what was resolved from them, and where each part of the run was run
+metrics.jsonl   a row per update; locked while the run is training
+finished.json   the run has finished, with everything that was requested
+checkpoints/    the last few checkpoints (checkpoint.py)
+events.out.…    TensorBoard's files (event_file.py)
+"""
+
+import fcntl
+import json
+import math
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cleanba.config.errors import UsageError
+from cleanba.config.flags import RunArgs
+from cleanba.records.row import Row
+from cleanba.runtime.code_version import code_version
+from cleanba.runtime.command import CleanExit
+from cleanba.runtime.files import RetryingFile, atomic_write, file_name
+from cleanba.runtime.messages import say
+
+ARGS, METRICS, FINISHED = "args.json", "metrics.jsonl", "finished.json"
+
+
+# ------------------------------------------------------------------------------------------- the folder
+
+
+def run_name(args: RunArgs) -> str:
+    """The name of the run folder, without the time that is appended to it."""
+    return file_name(f"{args.env_id}__{args.exp_name}__{args.seed}")
+
+
+def make_run_dir(args: RunArgs) -> Path:
+    now = int(time.time())
+    for second in range(now, now + 60):  # runs started in the same second take the next free one
+        name = f"{run_name(args)}__{second}"
+        run_dir = Path(args.runs_dir) / name
+        try:
+            run_dir.parent.mkdir(parents=True, exist_ok=True)
+            run_dir.mkdir()
+            return run_dir
+        except FileExistsError:
+            if not run_dir.parent.is_dir():
+                raise UsageError(f"--runs-dir {args.runs_dir} is not a folder; give another") from None
+        except OSError as error:
+            raise UsageError(
+                f"--runs-dir {args.runs_dir} or {name} cannot be written ({error.strerror})"
+            ) from error
+    raise UsageError(f"--runs-dir {args.runs_dir} already has sixty runs that started just now; wait")
+
+
+def is_finished(run_dir: Path) -> bool:
+    return (run_dir / FINISHED).exists()
+
+
+def mark_finished(run_dir: Path, last_row: Row) -> None:
+    row = {name: last_row[name] for name in ("global_step", "seconds")}
+    try:
+        atomic_write(run_dir / FINISHED, json.dumps(row).encode() + b"\n")
+    except OSError as error:
+        raise CleanExit(f"{FINISHED} could not be written ({error.strerror})") from error
+
+
+def mark_unfinished(run_dir: Path) -> None:
+    (run_dir / FINISHED).unlink(missing_ok=True)
+
+
+# --------------------------------------------------------------------------------------------- args.json
+
+
+class DamagedRecord(UsageError):
+    """args.json is not as a run writes it."""
+
+
+def write_record(
+    run_dir: Path, resolved: dict[str, Any], part: dict[str, Any], before: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Write the flags, what was `resolved` from them, and the parts of the run, of which each resume adds
+    one. `before` is the record of a resumed run."""
+    part = part | {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "code": code_version()}
+    before = before or {}
+    record = {
+        **resolved,
+        **{name: part[name] for name in ("layout", "code", "machine")},
+        "begun_with_envs": before.get("begun_with_envs", resolved["args"]["local_num_envs"]),
+        "parts": [*before.get("parts", []), part],
+    }
+    try:
+        atomic_write(run_dir / ARGS, json.dumps(record, indent=2).encode() + b"\n")
+    except OSError as error:
+        raise UsageError(f"{run_dir} cannot be written ({error.strerror})") from error
+    return record
+
+
+def read_record(run_dir: Path) -> dict[str, Any]:
+    """args.json, with every group checked for its type. Raises OSError or DamagedRecord."""
+    try:
+        record = json.loads((run_dir / ARGS).read_text())
+    except (ValueError, RecursionError):
+        record = None
+    groups = ("args", "plan", "env_options", "code", "machine")
+    if _has_dicts(record, groups) and "args" in record:
+        record = {"plan": {}, "env_options": {}, "parts": []} | record
+        parts: Any = record["parts"]
+        if isinstance(parts, list) and all(_has_dicts(part, ("sizes", "code", "machine")) for part in parts):
+            return record
+    raise DamagedRecord(f"{run_dir} has a damaged {ARGS}")
+
+
+def _has_dicts(record: Any, names: tuple[str, ...]) -> bool:
+    return isinstance(record, dict) and all(isinstance(record.get(name, {}), dict) for name in names)
+
+
+# ----------------------------------------------------------------------------------------- metrics.jsonl
+
+
+class InUse(UsageError):
+    """Another process is training in this folder."""
+
+
+class MetricsFile(RetryingFile):
+    """Writes each row immediately, so that a run that dies leaves them all. The file is locked: a second
+    process that opens it is refused."""
+
+    def __init__(self, run_dir: Path):
+        try:
+            super().__init__(run_dir / METRICS)
+        except OSError as error:
+            raise UsageError(f"{run_dir / METRICS} cannot be written ({error.strerror})") from error
+        if not self.lock():
+            self.close()
+            raise InUse(f"{run_dir} is in use: another process is training there")
+
+    def cut_after(self, update: int) -> int:
+        """Keep only the rows up to this update. Returns the last step that had a row."""
+        end = size = last_step = 0
+        found = set()
+        with self._path.open("rb") as lines:
+            for line in lines:
+                end += len(line)
+                row = parse_row(line)
+                last_step = max(last_step, row.get("global_step", 0))
+                if row.get("update", update + 1) <= update:
+                    size = end
+                    found.add(row["update"])
+        if missing := update - len(found):
+            say(f"{self._path} is missing the rows of {missing} updates")
+        self.cut(size)
+        return last_step
+
+    def write(self, row: Row) -> None:
+        # JSON has no NaN.
+        nulls = {name: None for name, x in row.items() if isinstance(x, float) and not math.isfinite(x)}
+        self.append(json.dumps(row | nulls, allow_nan=False).encode() + b"\n")
+
+
+def read_rows(run_dir: Path) -> Iterator[Row]:
+    """Can be called during the run. A damaged or incomplete line gives an empty row."""
+    with (run_dir / METRICS).open("rb") as lines:
+        yield from map(parse_row, lines)
+
+
+def parse_row(line: bytes) -> Row:
+    """Empty if the line is damaged."""
+    with suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        if line.endswith(b"\n") and isinstance(row, dict):
+            return row
+    return {}
+
+
+def sample_rows(run_dir: Path, max_rows: int, until_step: int | None) -> tuple[list[Row], bool]:
+    """Up to twice `max_rows` rows of a curve, evenly spaced, always with the last intact one, and whether any
+    line was damaged. A run resumed from an earlier checkpoint may have written an update twice: the later row
+    counts."""
+    *complete, _ = (run_dir / METRICS).read_bytes().split(b"\n")  # the last line may still be being written
+    lines = [line + b"\n" for line in complete]
+    if until_step:
+        steps = (re.search(rb'"global_step": *(\d+)', line) for line in lines)
+        lines = [ln for ln, step in zip(lines, steps, strict=True) if not step or int(step[1]) <= until_step]
+    damaged = False
+    while lines and not _curve_row(lines[-1]):
+        lines.pop()
+        damaged = True
+    stride = max(1, len(lines) // max_rows)
+    rows: list[Row] = []
+    for line in lines[(len(lines) - 1) % stride :: stride]:  # the last line is among them
+        if not (row := _curve_row(line)):
+            damaged = True
+            continue
+        while rows and rows[-1]["global_step"] >= row["global_step"]:
+            rows.pop()
+        rows.append(row)
+    return rows, damaged
+
+
+def _curve_row(line: bytes) -> Row:
+    """Empty if the step or the time is missing, or something is not a finite number."""
+    row = parse_row(line)
+    with suppress(KeyError, TypeError):
+        numbers = [row[name] for name in ("global_step", "seconds")]
+        numbers += [row[name] for name in ("charts/avg_episodic_return", "charts/SPS") if name in row]
+        if all(map(math.isfinite, numbers)):
+            return row
+    return {}
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Whether a process is training in this folder."""
+    try:
+        with (run_dir / METRICS).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False

@@ -1,0 +1,89 @@
+"""How commands end: exit codes, and one line for errors that need no traceback."""
+
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import NoReturn
+
+from rich.console import Console
+
+from cleanba.config.errors import UsageError
+from cleanba.runtime.messages import say
+from cleanba.runtime.signals import handle_signals
+
+ANOTHER_PROCESS = 3  # exit code of a process that leaves because another process of its job did
+PREEMPTED = 75  # exit code of a training that was asked to stop and can be resumed (sysexits' EX_TEMPFAIL)
+
+
+class CleanExit(Exception):
+    """The command ends for a reason that needs no traceback. One line."""
+
+    def __init__(self, why: str, exit_code: int = 1):
+        super().__init__(why)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def command(*, resumable: bool = False) -> Iterator[Console]:
+    """Exit with 2 for bad input and 1 for any other failure; on SIGINT with 130, on SIGTERM with 143, but
+    with 75 if the command is `resumable`, which then handles SIGUSR1 and SIGHUP the same way."""
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1, signal.SIGHUP] if resumable else [])]
+    with handle_signals(numbers) as received:
+        try:
+            yield Console()
+        except UsageError as error:
+            say(f"error: {error}")
+            if _in_job():
+                hard_exit(2)
+            sys.exit(2)
+        except SystemExit as leaving:  # rich raises it when the reader of the output is gone
+            for note in getattr(leaving, "__notes__", []):
+                say(note)
+            if _in_job():
+                hard_exit(leaving.code if isinstance(leaving.code, int) else 1)
+            raise
+        except CleanExit as reason:
+            say("\n".join([f"error: {reason}", *getattr(reason, "__notes__", [])]))
+            hard_exit(reason.exit_code)
+        except KeyboardInterrupt as interrupt:
+            say(str(interrupt) or "interrupted")
+            hard_exit(PREEMPTED if resumable else 143 if "SIGTERM" in received else 130)
+        except Exception:
+            if _reader_is_gone():  # as in `… --help | head`
+                os._exit(1)
+            say(traceback.format_exc().rstrip())
+            hard_exit(1)
+
+
+def _in_job() -> bool:
+    """JAX's runtime connects this process to others: a normal exit would wait for them."""
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
+
+
+def _reader_is_gone() -> bool:
+    output = select.poll()
+    output.register(1, 0)
+    return any(event & select.POLLERR for _, event in output.poll(0))
+
+
+def hard_exit(code: int) -> NoReturn:
+    """Without waiting for threads: one may be inside a long device program."""
+    for output in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            output.flush()
+    os._exit(code)
+
+
+def has_module(name: str) -> bool:
+    return find_spec(name) is not None
+
+
+def need_extra(flag: str, module: str, extra: str) -> None:
+    if not has_module(module):
+        raise UsageError(f"{flag} needs {module}; install the extra {extra!r}: pip install -e '.[{extra}]'")

@@ -1,0 +1,105 @@
+"""Around the training: what can be checked before it, and the model, evaluation, video and upload after it.
+A failure after the training loses nothing."""
+
+import shlex
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+from rich.console import Console
+
+from cleanba.config.flags import RunArgs
+from cleanba.envs.factory import make_envs
+from cleanba.evaluation.evaluate import evaluate, recording, show_progress
+from cleanba.evaluation.hub import check_upload, find_model, repo_name, upload
+from cleanba.evaluation.model import SUFFIX, load_published, save_model
+from cleanba.records.outcome import Outcome
+from cleanba.records.row import Writer
+from cleanba.records.wandb_logger import check_key
+from cleanba.runtime.command import CleanExit, need_extra
+from cleanba.runtime.files import file_name
+from cleanba.runtime.messages import first_line, say, show
+from cleanba.training.setup import Setup
+
+EPISODES = 10  # of the evaluation after a run
+
+
+def preflight(setup: Setup) -> None:
+    """Before the training: that it can start, and that everything that is to happen after it can."""
+    args, env = setup.args, setup.env
+    if args.init_from and not setup.start.previous:
+        template = jax.eval_shape(setup.algorithm.init, jax.random.key(0))
+        load_published(find_model(args.init_from), template)
+    if args.track:
+        need_extra("--track", "wandb", "track")
+        check_key()
+    if args.capture_video:
+        need_extra("--capture-video", "imageio_ffmpeg", "video")
+        envs = make_envs(env, seeds=[0], threads=1, rendered=True)
+        envs.reset()
+        envs.receive()
+        envs.render()
+    if args.upload_model:
+        check_upload(args)
+
+
+def keep_model(args: RunArgs, outcome: Outcome, *, in_a_hurry: bool = False) -> Outcome:
+    """Save the model, if that was asked for."""
+    if not (args.save_model or args.upload_model):
+        return outcome
+    path = outcome.run_dir / file_name(f"{args.exp_name}{SUFFIX}")
+    try:
+        save_model(path, outcome.model, with_probe=not in_a_hurry)
+    except OSError as error:
+        raise CleanExit(f"the model could not be saved ({error.strerror})") from error
+    return outcome._replace(saved=path)
+
+
+def evaluate_outcome(
+    args: RunArgs, outcome: Outcome, device: jax.Device, writers: list[Writer], console: Console
+) -> Outcome:
+    """Evaluate, if the model was saved or a video was asked for."""
+    if not outcome.saved and not args.capture_video:
+        return outcome
+    model = outcome.model
+    path = outcome.run_dir / "replay.mp4" if args.capture_video else None
+    with log_and_continue("the evaluation", outcome):
+        with recording(model, path) as video, show_progress(console, EPISODES) as progress:
+            evaluation = evaluate(
+                model, episodes=EPISODES, seed=args.seed, device=device, video=video, progress=progress
+            )
+        if video and video.problem:
+            say(f"the video failed: {video.problem}")
+        evaluation.save(outcome.run_dir / "evaluation.json")
+        scores = {f"eval/{name}": value for name, value in evaluation.scores().items()}
+        for writer in writers:
+            writer.write({"global_step": model.steps} | scores)
+        outcome = outcome._replace(evaluation=evaluation)
+    return outcome
+
+
+def upload_outcome(outcome: Outcome, console: Console) -> None:
+    try:
+        with console.status("uploading the model"):
+            address = upload(outcome.run_dir, outcome.model, outcome.evaluation)
+    except Exception as error:
+        folder = shlex.quote(str(outcome.run_dir))
+        say(
+            f"the upload failed ({type(error).__name__}: {first_line(error)}); the model is kept in "
+            f"{outcome.saved}; try again with: hf upload {repo_name(outcome.model.args)} {folder} . "
+            "--exclude 'wandb/*' 'checkpoints/*'"
+        )
+    else:
+        show(console, f"uploaded to {address}")
+
+
+@contextmanager
+def log_and_continue(what: str, outcome: Outcome) -> Iterator[None]:
+    """A failure in the body is printed, with the end of its traceback, and does not end the run."""
+    try:
+        yield
+    except Exception:
+        say(traceback.format_exc(limit=-4, chain=False).rstrip())
+        kept = f"the model is kept in {outcome.saved}" if outcome.saved else f"see {outcome.run_dir}"
+        say(f"{what} failed; {kept}")

@@ -1,0 +1,106 @@
+"""Opens everything that process 0 writes and shows."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from rich.console import Console
+
+from cleanba.records.checkpoint import CheckpointManager
+from cleanba.records.recorder import Progress, RunRecorder
+from cleanba.records.row import Writer
+from cleanba.records.row_builder import RowBuilder
+from cleanba.records.run_folder import MetricsFile, mark_unfinished, read_rows, write_record
+from cleanba.records.tensorboard_logger import TensorBoard
+from cleanba.records.terminal import Terminal
+from cleanba.records.wandb_logger import WeightsAndBiases
+from cleanba.runtime.determinism import circumstances
+from cleanba.runtime.messages import show
+from cleanba.sebulba.learner import LearnerState
+from cleanba.sebulba.rollout import digested_names
+from cleanba.training.setup import Setup
+from cleanba.training.threads import ThreadGroup
+
+
+def open_recorder(
+    setup: Setup, run_dir: Path, threads: ThreadGroup, cleanup: ExitStack, console: Console
+) -> RunRecorder:
+    args, plan, previous = setup.args, setup.plan, setup.start.previous
+    metrics = previous.metrics if previous else MetricsFile(run_dir)
+    if not previous:
+        cleanup.callback(metrics.close)
+    record = write_args(setup, run_dir)
+    checkpoint = previous.checkpoint if previous else None
+    tracker = checkpoint.tracker if checkpoint else None
+    last, logged_until, resumed_at = None, 0, None
+    if checkpoint:
+        mark_unfinished(run_dir)
+        logged_until, resumed_at = metrics.cut_after(checkpoint.update), checkpoint.row["global_step"]
+        last = Progress(cast(LearnerState, threads.loop.first_state), checkpoint.row, checkpoint.recent)
+    writers: list[Writer] = [metrics]
+    if args.track:
+        tracked = start_tracking(setup, run_dir, record, tracker, logged_until)
+        show(console, f"tracking {tracked.where}")
+        for row in read_rows(run_dir):  # what has not arrived before
+            tracked.write(row)
+        tracker = tracked.run_id
+        writers.append(cleanup.enter_context(tracked))
+    shown: list[Writer] = [
+        TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args), resumed_at=resumed_at),
+        Terminal(title(setup, run_dir), plan, args.log_frequency, threads.progress, console),
+    ]
+    for writer in shown:
+        cleanup.callback(writer.close)
+    return RunRecorder(
+        run_dir=run_dir,
+        rows=RowBuilder(plan, checkpoint),
+        metrics=metrics,
+        writers=writers + shown,
+        checkpoints=CheckpointManager(run_dir, args.checkpoint_minutes, args.keep_checkpoints, checkpoint),
+        key=np.asarray(threads.key),
+        resumes=setup.start.resumes,
+        tracker=tracker,
+        last=last,
+    )
+
+
+def title(setup: Setup, run_dir: Path) -> str:
+    resumed = f"  ·  resumed after update {setup.start.update}" if setup.start.previous else ""
+    return f"{run_dir.name}  ·  {setup.topology} on {setup.learner_devices[0].device_kind}{resumed}"
+
+
+def write_args(setup: Setup, run_dir: Path) -> dict[str, Any]:
+    """args.json, with what was resolved from the flags and the machine that runs this part of the run."""
+    plan, previous = setup.plan, setup.start.previous
+    resolved = {
+        "args": vars(setup.args),
+        "plan": plan._asdict(),
+        "algorithm": setup.algorithm_name,
+        **setup.algorithm.resolved,
+        "env_options": setup.env.options,
+        "digested": digested_names(setup.like),
+    }
+    part = {
+        "from_update": setup.start.update,
+        "layout": str(setup.topology),
+        "sizes": {name: getattr(plan, name) for name in ("inference_batch", "chunks", "chunk_rows")},
+        "machine": circumstances(setup.topology),
+    }
+    return write_record(run_dir, resolved, part, previous.record if previous else None)
+
+
+def start_tracking(
+    setup: Setup, run_dir: Path, record: dict[str, Any], run_id: str | None, logged_until: int
+) -> WeightsAndBiases:
+    config = record["args"] | {name: part for name, part in record.items() if name != "args"}
+    return WeightsAndBiases(
+        run_dir,
+        setup.args.log_frequency,
+        setup.plan.updates,
+        project=setup.args.wandb_project_name,
+        entity=setup.args.wandb_entity,
+        config=config,
+        run_id=run_id,
+        logged_until=logged_until if run_id else 0,
+    )

@@ -1,0 +1,121 @@
+"""What is known of a run before its first thread starts."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from cleanba.agents.algorithm import Algorithm, Decision, MakeAlgorithm
+from cleanba.algorithms import name_of
+from cleanba.config.batch_plan import BatchPlan
+from cleanba.config.errors import UsageError
+from cleanba.config.flags import RunArgs
+from cleanba.config.topology import Topology
+from cleanba.envs.factory import env_spec
+from cleanba.envs.spec import EnvSpec
+from cleanba.evaluation.hub import find_model
+from cleanba.evaluation.model import load_published
+from cleanba.records.checkpoint import Saved
+from cleanba.records.resume import StartPoint
+from cleanba.runtime.devices import actor_devices, check_devices_exist, learner_devices, learner_mesh
+from cleanba.runtime.tensors import named_leaves
+from cleanba.sebulba.inference import decision_like
+from cleanba.sebulba.learner import LearnerState, first_state
+from cleanba.sebulba.rollout import env_ids_of_columns
+from cleanba.sebulba.sharding import PER_LEARNER, from_process_0, put_on_learners
+
+
+class Setup(NamedTuple):
+    args: RunArgs
+    topology: Topology
+    plan: BatchPlan
+    env: EnvSpec
+    algorithm: Algorithm
+    algorithm_name: str
+    like: Decision  # shapes and types of a decision about one environment
+    start: StartPoint
+
+    @property
+    def actor_devices(self) -> list[jax.Device]:
+        """One per actor thread of this process."""
+        return [d for d in actor_devices(self.topology) for _ in range(self.args.num_actor_threads)]
+
+    @property
+    def learner_devices(self) -> list[jax.Device]:
+        """Those of this process."""
+        return learner_devices(self.topology)
+
+    @property
+    def mesh(self) -> Mesh:
+        return learner_mesh(self.topology)
+
+    def env_id_of_columns(self, process: int) -> Array:
+        """i32 [N]: which environments are in the columns of the learners' batch."""
+        columns = env_ids_of_columns(self.plan, process)
+        return put_on_learners(columns, PER_LEARNER, self.mesh, self.learner_devices)
+
+
+class Keys(NamedTuple):
+    init: Array
+    act: Array
+    minibatches: Array
+
+    @staticmethod
+    def split(key: Array) -> "Keys":
+        return Keys(*jax.random.split(key, 3))
+
+
+def make_setup(
+    args: RunArgs, make_algorithm: MakeAlgorithm, processes: int = 1, start: StartPoint | None = None
+) -> Setup:
+    topology, plan, env = lay_out(args, processes)
+    algorithm = make_algorithm(args, env, plan)
+    check_devices_exist(topology)
+    like = checked_decision(algorithm, env)
+    name = name_of(make_algorithm)
+    return Setup(args, topology, plan, env, algorithm, name, like, start or StartPoint(args))
+
+
+def checked_decision(algorithm: Algorithm, env: EnvSpec) -> Decision:
+    """What the engine packs, broadcasts and digests bit by bit must have four bytes per entry."""
+    like, extra = decision_like(algorithm, env), jax.eval_shape(algorithm.init, jax.random.key(0)).extra
+    for name, leaf in named_leaves({"extra": extra, **like._asdict()}).items():
+        if leaf.dtype.itemsize != 4:
+            raise UsageError(f"the algorithm's {name} is {leaf.dtype}; give it a type of four bytes")
+    theirs, ours = (like.action.shape, like.action.dtype), (env.action.shape, env.action.dtype)
+    if theirs != ours:
+        raise UsageError(f"the algorithm's actions are {theirs}, those of {env.env_id} {ours}")
+    return like
+
+
+def lay_out(args: RunArgs, processes: int) -> tuple[Topology, BatchPlan, EnvSpec]:
+    """Refuses flags that do not fit together."""
+    topology = Topology(args.actor_device_ids, args.learner_device_ids, processes).check_ids()
+    return topology, BatchPlan.create(args, topology), env_spec(args)
+
+
+def saved_like(algorithm: Algorithm) -> Saved:
+    """The shapes and types of what a checkpoint holds."""
+    key = jax.random.key(0)
+    return jax.eval_shape(lambda: Saved(first_state(algorithm, key), jax.random.key_data(key)))
+
+
+def state_from_model(setup: Setup, key: Array, process: int) -> LearnerState:
+    """That of a run that starts from a model's params, in all processes: only process 0 needs to see the
+    file."""
+    state = jax.device_get(jax.jit(partial(first_state, setup.algorithm))(key))
+    if process == 0:
+        params, extra = load_published(find_model(str(setup.args.init_from)), state.published)
+        state = state._replace(params=params, extra=extra)
+    return from_process_0(state)
+
+
+def restore(setup: Setup) -> Saved:
+    """What process 0 has read, in all processes: only process 0 needs to see the file."""
+    if previous := setup.start.previous:
+        return from_process_0(previous.checkpoint.saved)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), saved_like(setup.algorithm))
+    return from_process_0(zeros)

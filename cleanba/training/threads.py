@@ -1,0 +1,166 @@
+"""The threads of one process: a learner, its actors, a watchdog, and the channels between them."""
+
+import _thread
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from cleanba.agents.algorithm import Published
+from cleanba.config.batch_plan import BatchPlan
+from cleanba.distributed.job import Job
+from cleanba.records.row_builder import UpdateResult
+from cleanba.runtime.profiler import Profiler
+from cleanba.runtime.signals import Stopped
+from cleanba.runtime.timer import Timer
+from cleanba.sebulba.actor import Actor, ActorOutput, Version
+from cleanba.sebulba.channel import Channel, ChannelClosed
+from cleanba.sebulba.learner import Learner, LearnerState
+from cleanba.sebulba.sharding import on_device
+
+JOIN_SECONDS = 1.0  # for all threads to notice the end; a command does not wait longer for them
+
+
+class Channels(NamedTuple):
+    """Params to each actor, a rollout from each actor, the result of each update to the main thread.
+
+    The params channels hold `1 + lag` versions and start full, so actors use versions 0, 1, 2, … at lag 0 and
+    0, 0, 1, 2, … at lag 1."""
+
+    params: list[Channel[Version]]
+    rollouts: list[Channel[ActorOutput]]
+    results: Channel[UpdateResult]
+
+    @staticmethod
+    def create(actors: int, lag: int) -> "Channels":
+        return Channels(
+            params=[Channel(1 + lag) for _ in range(actors)],
+            rollouts=[Channel(1) for _ in range(actors)],
+            results=Channel(2),
+        )
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Every thread ends; the main thread gets the error."""
+        self.results.close(error)
+        channels: list[Channel[Any]] = [*self.params, *self.rollouts]
+        for channel in channels:
+            channel.close()
+
+
+class LearnerLoop(NamedTuple):
+    """Everything the learner thread needs."""
+
+    learner: Learner
+    init_key: Array
+    first_state: LearnerState | None  # of a run that is resumed, or starts from a model
+    first_update: int
+    env_id: Array  # i32 [N], of the batch's columns
+    plan: BatchPlan
+    lag: int
+    actor_devices: list[jax.Device]  # one per actor
+    channels: Channels
+    profiler: Profiler | None
+
+    def run(self) -> None:
+        timer = Timer()
+        state = self.first_state or self.learner.init(self.init_key)
+        for _ in range(1 + self.lag):
+            self.publish(self.first_update, state.published)
+        for update in range(self.first_update, self.plan.updates):
+            if self.profiler:
+                self.profiler.before(update)
+            with timer("waiting"):
+                outputs = [channel.get() for channel in self.channels.rollouts]
+            self.channels.results.check_open()  # after a failure, earlier rollouts are not worth an update
+            with timer("learning"):
+                rollouts = [output.rollout for output in outputs]
+                state, losses, rate, stop = self.learner.update(state, rollouts, self.env_id, update)
+            with timer("publishing"):
+                self.publish(update + 1, state.published)
+            if self.profiler:
+                self.profiler.after(update)
+            result = UpdateResult(update, state, outputs, losses, rate, timer.take(), time.perf_counter())
+            self.channels.results.put(result)
+            if stop:
+                break
+        self.channels.results.close()
+
+    def publish(self, updates: int, published: Published) -> None:
+        placed = {device: on_device(published, device) for device in self.actor_devices}
+        for channel, device in zip(self.channels.params, self.actor_devices, strict=True):
+            channel.put(Version(updates, placed[device]))
+
+
+class ThreadGroup(NamedTuple):
+    channels: Channels
+    loop: LearnerLoop
+    actors: list[Actor]
+    progress: np.ndarray  # steps that each actor has done
+    stuck_seconds: float
+    key: Array  # the data of the run's key
+    threads: list[threading.Thread]  # those started
+
+    def start(self, job: Job) -> None:
+        work: dict[str, Callable[[], None]] = {"learner": self.loop.run, "watchdog": partial(self.watch, job)}
+        work |= {f"actor-{index}": actor.run for index, actor in enumerate(self.actors)}
+        self.threads.extend(start_thread(name, run, self.channels) for name, run in work.items())
+
+    def stop(self, job: Job, signal_name: str) -> None:
+        """Called by a signal's handler. A single process stops at once, after the last completed update; the
+        processes of a job all stop after the same update. Another thread closes the channel: the handler may
+        have interrupted the main thread while it holds the channel's lock."""
+        if job.processes == 1:
+            _thread.start_new_thread(self.channels.results.close, (Stopped(signal_name),))
+            return
+        self.loop.learner.stop = True
+        waiting = f"waiting for all {job.processes} processes to complete the current update"
+        os.write(2, f"{signal_name}: {waiting}; Ctrl-C now leaves at once\n".encode())
+
+    def steps(self, plan: BatchPlan) -> int:
+        """Steps done by all environments, as far as this process can know."""
+        return int(self.progress.mean() * plan.num_envs)
+
+    def watch(self, job: Job) -> None:
+        """End the job when nothing moves here for too long."""
+        before, since = -1, time.monotonic()
+        patience = self.stuck_seconds + 10  # code that holds Python's lock stops this thread, too
+        while not self.channels.results.wait_closed(min(1.0, self.stuck_seconds / 5)):
+            steps = int(self.progress.sum())
+            job.ping(steps)
+            now = steps + self.loop.learner.chunks_done
+            if now != before:
+                before, since = now, time.monotonic()
+                faulthandler.dump_traceback_later(patience, exit=True, file=2)
+            elif time.monotonic() - since > self.stuck_seconds:
+                who = f"process {job.process} of {job.processes}" if job.processes > 1 else "the run"
+                straggler = job.straggler(steps)
+                job.lose(f"{who} has made no progress for {self.stuck_seconds:g} s{straggler}", stuck=True)
+        faulthandler.cancel_dump_traceback_later()
+
+    def join(self) -> None:
+        deadline = time.perf_counter() + JOIN_SECONDS
+        for thread in self.threads:
+            thread.join(max(0.0, deadline - time.perf_counter()))
+
+
+def start_thread(name: str, work: Callable[[], None], channels: Channels) -> threading.Thread:
+    """An exception in `work` ends the run."""
+
+    def guarded() -> None:
+        try:
+            work()
+        except ChannelClosed:
+            pass  # the run ends for a reason that is known elsewhere
+        except BaseException as error:
+            channels.close(error)
+
+    thread = threading.Thread(target=guarded, name=name, daemon=True)
+    thread.start()
+    return thread

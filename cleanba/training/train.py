@@ -1,0 +1,190 @@
+"""One run, from its arguments to its outcome."""
+
+import sys
+from collections.abc import Callable, Set
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import cast
+
+from rich.console import Console
+
+from cleanba.agents.algorithm import MakeAlgorithm
+from cleanba.algorithms import source_digest
+from cleanba.config.flags import RunArgs, given_flags, parse_args
+from cleanba.distributed.job import Job
+from cleanba.distributed.process_info import resolve_process
+from cleanba.distributed.rendezvous import joined
+from cleanba.evaluation.model import Model
+from cleanba.records.checkpoint import Saved
+from cleanba.records.outcome import Outcome, draw_curve, summary
+from cleanba.records.recorder import Progress, RunRecorder
+from cleanba.records.resume import AUTO, StartPoint, choose_start
+from cleanba.records.row_builder import ProcessReport
+from cleanba.records.run_folder import make_run_dir, mark_finished
+from cleanba.runtime.command import CleanExit, command
+from cleanba.runtime.compilation import use_compilation_cache
+from cleanba.runtime.determinism import make_deterministic
+from cleanba.runtime.profiler import PROFILE, Profiler
+from cleanba.runtime.signals import Stopped, ignore_stops, on_stop
+from cleanba.sebulba.sharding import on_host
+from cleanba.training.build import make_threads
+from cleanba.training.finish import (
+    evaluate_outcome,
+    keep_model,
+    log_and_continue,
+    preflight,
+    upload_outcome,
+)
+from cleanba.training.open_records import open_recorder
+from cleanba.training.setup import Setup, lay_out, make_setup, saved_like
+from cleanba.training.threads import ThreadGroup
+
+OnFinish = Callable[[Outcome], None]
+SILENT = Console(quiet=True, force_terminal=False)
+
+
+def train(
+    args: RunArgs,
+    make_algorithm: MakeAlgorithm,
+    console: Console = SILENT,
+    *,
+    given: Set[str] | None = None,
+    on_finish: OnFinish = lambda outcome: None,
+) -> Outcome | None:
+    """Train to the end, then call `on_finish`. The calling thread writes and shows what the others do, so it
+    can always be interrupted; an exception in any of them is raised here. Of a job's processes only process 0
+    leaves records; the others return None. `given` names the flags that a resumed run takes from `args`
+    instead of from its folder; None: all of them."""
+
+    def like(args: RunArgs) -> Saved:
+        _, plan, env = lay_out(args, info.processes)
+        return saved_like(make_algorithm(args, env, plan))
+
+    use_compilation_cache()
+    if args.deterministic:
+        make_deterministic()
+    info = resolve_process(args)
+    if args.resume in (None, AUTO):
+        lay_out(args, info.processes)  # bad input is refused before waiting for other processes
+    with joined(info, args, source_digest(make_algorithm)) as job, ExitStack() as cleanup:
+        if job.process == 0:
+            start = choose_start(args, given, job.processes, like)
+            if start.previous:
+                cleanup.callback(start.previous.metrics.close)
+            job.broadcast(start.to_others())
+        else:
+            start = StartPoint.from_process_0(job.recv_broadcast(), args)
+        setup = make_setup(start.args, make_algorithm, info.processes, start)
+        if job.process > 0:
+            console.print(f"process {job.process} of {job.processes} has joined; process 0 keeps the records")
+            run_worker(setup, job, cleanup)
+            return None
+        return run_coordinator(setup, job, cleanup, console, on_finish)
+
+
+def run_worker(setup: Setup, job: Job, cleanup: ExitStack) -> None:
+    """The main thread of every process but process 0."""
+    threads = make_threads(setup, job, cleanup)
+    cleanup.callback(threads.channels.close)
+    updates = setup.start.update
+    threads.start(job)
+    with on_stop(partial(threads.stop, job)) as signals:
+        for update_result in threads.channels.results:
+            job.report(ProcessReport.of(update_result)._asdict())
+            updates = update_result.update + 1
+        job.finish()
+    if updates < setup.plan.updates:
+        by = signals[0] if signals else "a signal to another process"
+        raise Stopped(by, f"after update {updates} of {setup.plan.updates}, with the other processes")
+
+
+def run_coordinator(
+    setup: Setup, job: Job, cleanup: ExitStack, console: Console, on_finish: OnFinish
+) -> Outcome:
+    """The main thread of process 0, which keeps the records of the job."""
+    args, plan, previous = setup.args, setup.plan, setup.start.previous
+    preflight(setup)
+    run_dir = previous.run_dir if previous else make_run_dir(args)
+    profiler = Profiler(run_dir / PROFILE, setup.start.update, plan.updates) if args.profile else None
+    threads = make_threads(setup, job, cleanup, profiler)
+    recorder = open_recorder(setup, run_dir, threads, cleanup, console)
+    cleanup.callback(threads.channels.close)
+    signals: list[str] = []
+    try:
+        threads.start(job)
+        with on_stop(partial(threads.stop, job)) as signals:
+            for update_result in threads.channels.results:
+                others = [ProcessReport(**report) for report in job.gather()]
+                recorder.write(update_result, [ProcessReport.of(update_result), *others])
+            saved = recorder.save()
+            job.finish()
+        if signals or recorder.updates < plan.updates:
+            raise Stopped(signals[0] if signals else "a signal to another process")
+        if not saved:
+            raise CleanExit("the training is complete, but its last checkpoint could not be written")
+        outcome = keep_model(args, make_outcome(setup, recorder))
+        outcome = evaluate_outcome(args, outcome, setup.actor_devices[0], recorder.writers, console)
+        on_finish(outcome)
+        ignore_stops()
+        mark_finished(run_dir, outcome.last_row)
+        return outcome
+    except KeyboardInterrupt as stop:
+        by = stop.by if isinstance(stop, Stopped) else "an interrupt"
+        raise Stopped(by, save_on_early_exit(setup, threads, recorder)) from None
+    except (Exception, SystemExit) as error:  # rich raises SystemExit when the reader of the output is gone
+        kept = ""
+        with suppress(Exception), on_stop(lambda signal_name: None):  # the first failure is the one to report
+            kept = save_on_early_exit(setup, threads, recorder)
+        if signals and isinstance(error, SystemExit):  # Ctrl-C has also reached `| tee log`
+            raise Stopped(signals[0], kept) from None
+        error.add_note(recorder.lost(threads.steps(plan)))
+        raise
+
+
+def save_on_early_exit(setup: Setup, threads: ThreadGroup, recorder: RunRecorder) -> str:
+    """Save the checkpoint and the model; returns what to tell the user."""
+    if recorder.last is None:
+        return "before the first update"
+    lost = recorder.lost(threads.steps(setup.plan))
+    next_time = f"--resume {recorder.run_dir} continues it" if recorder.save() else lost
+    try:
+        model = keep_model(setup.args, make_outcome(setup, recorder), in_a_hurry=True).saved
+        kept = f"; the model is in {model}" if model else ""
+    except CleanExit as reason:
+        kept = f"; {reason}"
+    return f"after update {recorder.updates} of {setup.plan.updates}; {next_time}{kept}"
+
+
+def make_outcome(setup: Setup, recorder: RunRecorder) -> Outcome:
+    last = cast(Progress, recorder.last)
+    params, extra = on_host(last.state.published)
+    steps, name = last.row["global_step"], setup.algorithm_name
+    model = Model(setup.args, setup.env, steps, params, setup.algorithm, name, extra)
+    return Outcome(recorder.run_dir, model, last.row)
+
+
+# -------------------------------------------------------------------------------------------- the command
+
+
+def run_command(
+    default: RunArgs,
+    make_algorithm: MakeAlgorithm,
+    *,
+    description: str,
+    argv: list[str] | None = None,
+    prog: str | None = None,
+) -> None:
+    """Parse the flags, train, report. Exit codes are in runtime/command.py."""
+    argv = sys.argv[1:] if argv is None else argv
+    with command(resumable=True) as console:
+        args = parse_args(default, description=description, argv=argv, prog=prog)
+        given = given_flags(argv)
+        train(args, make_algorithm, console, given=given, on_finish=partial(report_and_upload, console))
+
+
+def report_and_upload(console: Console, outcome: Outcome) -> None:
+    with log_and_continue("the learning curve", outcome):
+        draw_curve(outcome)
+    console.print(summary(outcome), soft_wrap=True, highlight=False, markup=False)
+    if outcome.model.args.upload_model:
+        upload_outcome(outcome, console)

@@ -1,0 +1,143 @@
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.specs import make_spec
+
+from cleanba.agents.agent import act
+from cleanba.agents.distributions import Categorical
+from cleanba.agents.networks import make_agent
+from cleanba.cleanba_ppo import Args
+from cleanba.config.errors import UsageError
+
+IMAGES = make_spec("Images", (4, 84, 84), np.uint8, 6)
+VECTORS = make_spec("Vectors", (5,), np.float32, 3)
+SMALL = dict(channels=(4, 4), hiddens=(16,))
+
+
+def random_images(rows, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (rows, *IMAGES.obs.shape), dtype=np.uint8)
+
+
+@functools.cache
+def small_policy(dtype="float32"):
+    """With its initial params."""
+    policy = make_agent(Args(compute_dtype=dtype, **SMALL), IMAGES)
+    return policy, jax.jit(policy.init)(jax.random.key(0))
+
+
+@pytest.mark.parametrize(("name", "env"), [("impala", IMAGES), ("nature", IMAGES), ("mlp", VECTORS)])
+def test_weights_start_orthogonal(name, env):
+    policy = make_agent(Args(network=name), env)
+    params = jax.jit(policy.init)(jax.random.key(0)).params["params"]
+    heads = sorted(k for k in params if k.startswith("Dense"))[-2:]
+    for path, kernel in jax.tree_util.tree_leaves_with_path(params):
+        if kernel.ndim < 2:
+            assert (kernel == 0).all()  # biases
+            continue
+        layer = next(p.key for p in path if p.key.startswith(("Dense", "Conv", "torso")))
+        scale = {heads[0]: 0.01, heads[1]: 1.0}.get(layer, np.sqrt(2))
+        matrix = kernel.reshape(-1, kernel.shape[-1])
+        gram = matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
+        np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-4 * max(1, scale**2))
+
+
+def test_the_impala_network_has_the_known_number_of_parameters():
+    policy = make_agent(Args(), IMAGES)
+    count = sum(x.size for x in jax.tree.leaves(jax.eval_shape(policy.init, jax.random.key(0))))
+    stages = [(4, 16), (16, 32), (32, 32)]
+    convolutions = sum(9 * i * o + o + 4 * (9 * o * o + o) for i, o in stages)
+    assert count == convolutions + (11 * 11 * 32 * 256 + 256) + (256 * 6 + 6) + (256 + 1)
+
+
+def test_auto_takes_impala_for_images_and_mlp_otherwise():
+    for env, has_torso in ((IMAGES, True), (VECTORS, False)):
+        params = jax.eval_shape(make_agent(Args(**SMALL), env).init, jax.random.key(0)).params["params"]
+        assert ("torso" in params) == has_torso
+
+
+def test_networks_that_do_not_fit_are_refused():
+    with pytest.raises(UsageError, match="--network nature needs images, Vectors gives .*use mlp"):
+        make_agent(Args(network="nature"), VECTORS)
+    with pytest.raises(UsageError, match="36x36"):
+        make_agent(Args(network="nature"), make_spec("Small", (3, 20, 20), np.uint8, 2))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_params_and_outputs_are_float32_whatever_is_computed_in(dtype):
+    policy, params = small_policy(dtype)
+    (logits,), value, _ = jax.jit(policy.apply)(params, random_images(3))
+    assert logits.shape == (3, 6) and value.shape == (3,)
+    assert all(x.dtype == jnp.float32 for x in (logits, value, *jax.tree.leaves(params)))
+
+
+def test_channels_may_come_first_or_last():
+    policy, params = small_policy()
+    obs = random_images(2)
+    first, last = (jax.jit(policy.apply)(params, x)[0].logits for x in (obs, np.moveaxis(obs, 1, 3)))
+    np.testing.assert_allclose(first, last, atol=1e-6)
+
+
+def test_logprob_and_entropy_by_hand():
+    logits = jnp.log(jnp.array([[0.5, 0.25, 0.25]])) + 3.0
+    distribution = Categorical(logits)
+    np.testing.assert_allclose(distribution.log_prob(jnp.array([1])), np.log([0.25]), rtol=1e-6)
+    np.testing.assert_allclose(distribution.entropy(), [1.5 * np.log(2)], rtol=1e-6)
+    assert distribution.mode().tolist() == [0]
+
+
+class Answer(NamedTuple):
+    action: Any
+    logprob: Any
+    value: Any
+
+
+def answer(obs, env_id, step, dtype="float32"):
+    policy, params = small_policy(dtype)
+
+    def decide(obs, env_id, step):
+        (action, record), _ = act(policy, jax.random.key(1), params, obs, (), step < 0, env_id, step)
+        return Answer(action, *record)
+
+    return jax.device_get(jax.jit(decide)(obs, env_id, step))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_does_not_depend_on_its_batch_or_its_place_there(dtype):
+    """To the bit, for actions, log-probabilities and values. The contract's third promise relies on this."""
+    obs, env_id, step = random_images(7), np.arange(7, dtype=np.int32), np.full(7, 5, np.int32)
+    whole = answer(obs, env_id, step, dtype)
+    others = random_images(7, seed=1)
+    others[2] = obs[6]
+    moved = answer(others, np.array([9, 9, 6, 9, 9, 9, 9], np.int32), step, dtype)
+    for before, after in zip(whole, moved, strict=True):
+        assert before[6] == after[2]
+
+
+def test_another_batch_size_changes_no_more_than_the_last_bits():
+    obs, env_id, step = random_images(8), np.arange(8, dtype=np.int32), np.full(8, 5, np.int32)
+    whole = answer(obs, env_id, step)
+    for rows in (slice(0, 4), slice(4, 8)):
+        half = answer(obs[rows], env_id[rows], step[rows])
+        np.testing.assert_allclose(half.logprob, whole.logprob[rows], atol=1e-5)
+        np.testing.assert_allclose(half.value, whole.value[rows], atol=1e-5)
+
+
+def test_keys_come_from_the_environment_and_its_step():
+    obs = np.repeat(random_images(1), 64, axis=0)
+    ids, zeros = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    over_envs, over_steps = answer(obs, ids, zeros).action, answer(obs, zeros, ids).action
+    assert len(set(over_envs)) == 6 and len(set(over_steps)) == 6
+    assert (over_envs != over_steps).any()
+    assert (answer(obs, zeros, zeros).action == answer(obs, zeros, zeros).action[0]).all()
+
+
+def test_saved_models_find_their_params():
+    """Models are saved under these names."""
+    params = jax.eval_shape(make_agent(Args(**SMALL), IMAGES).init, jax.random.key(0)).params["params"]
+    assert sorted(params) == ["Dense_0", "Dense_1", "Dense_2", "torso"]
+    assert sorted(params["torso"]) == [f"Conv_{i}" for i in range(10)]
+    assert params["torso"]["Conv_5"]["kernel"].shape == (3, 3, 4, 4)

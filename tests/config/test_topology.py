@@ -1,0 +1,24 @@
+import pytest
+
+from cleanba.config.errors import UsageError
+from cleanba.config.topology import Topology
+
+
+@pytest.mark.parametrize("layout", ["a0-l0-d1", "a0-l1,2,3-d2", "a0,1-l2,3-d1", "a10-l0,11-d16"])
+def test_layouts_are_printed_as_they_are_parsed(layout):
+    assert str(Topology.parse(layout)) == layout
+
+
+def test_one_process_may_be_left_out():
+    assert Topology.parse("a0-l1,2") == Topology((0,), (1, 2), 1)
+
+
+@pytest.mark.parametrize("layout", ["", "a-l0-d1", "a0", "a0-l1-d0", "a0 -l1", "l0-a1-d1", "a0-l1-d1x"])
+def test_other_strings_are_refused(layout):
+    with pytest.raises(UsageError, match="a0-l1,2,3-d1"):
+        Topology.parse(layout)
+
+
+def test_a_device_named_twice_is_refused():
+    with pytest.raises(UsageError, match="--learner-device-ids names device 2 twice"):
+        Topology((0,), (2, 1, 2)).check_ids()

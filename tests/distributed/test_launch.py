@@ -1,0 +1,195 @@
+"""`cleanba launch`: the processes of a layout on this machine."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from helpers.jobs import SMALL, wait_for_rows
+from helpers.runs import REPO, read_rows
+
+from cleanba.config.errors import UsageError
+from cleanba.config.topology import Topology
+from cleanba.distributed.launch import assign_devices, command_lines
+
+
+def launch(tmp_path, *argv, **options):
+    inherited = {
+        k: v for k, v in os.environ.items() if k not in ("JAX_NUM_CPU_DEVICES", "CUDA_VISIBLE_DEVICES")
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", "from cleanba.cli import main; main()", "launch", *argv],
+        cwd=tmp_path,
+        env=inherited | {"PYTHONPATH": str(REPO)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+# ------------------------------------------------------------------------------------- devices and flags
+
+
+def test_each_process_gets_its_own_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7,8")
+    shares = assign_devices(Topology.parse("a0-l1,2,3-d2"))
+    assert [share["CUDA_VISIBLE_DEVICES"] for share in shares] == ["0,1,2,3", "4,5,6,7"]
+    with pytest.raises(UsageError, match="a0-l1,2,3-d3 needs 4 GPUs in each of 3 processes, but there are 9"):
+        assign_devices(Topology.parse("a0-l1,2,3-d3"))
+
+
+def test_without_gpus_each_process_gets_virtual_cpu_devices(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert assign_devices(Topology.parse("a0-l1,2,3-d2")) == [{"JAX_NUM_CPU_DEVICES": "4"}] * 2
+
+
+def test_the_layout_becomes_flags_and_variables(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (_, zero), (argv, one) = command_lines(Topology.parse("a0,1-l2-d2"), "impala", ["--seed", "3"])
+    assert " ".join(argv[1:]) == (
+        "-m cleanba.cleanba_impala --actor-device-ids 0 1 --learner-device-ids 2 --distributed --seed 3"
+    )
+    assert zero["JAX_COORDINATOR_ADDRESS"] == one["JAX_COORDINATOR_ADDRESS"]
+    assert (zero["JAX_PROCESS_ID"], one["JAX_PROCESS_ID"], one["JAX_NUM_PROCESSES"]) == ("0", "1", "2")
+    script, _ = command_lines(Topology.parse("a0-l0-d1"), "some/preset.py", [])[0]
+    assert script[1] == "some/preset.py"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["a0-l1", "dqn"], "cannot start 'dqn'; give ppo, impala or a .py file"),
+        (["b0-l1", "ppo"], "layout 'b0-l1' is not of the form"),
+        (["a0-l1-d2"], "needs a layout and a command"),
+        (
+            ["a0-l0-d2", "ppo", "--learner-device-ids", "1"],
+            "--learner-device-ids is set by the layout",
+        ),
+        (["a0-l0-d2", "ppo", "--distributed"], "--distributed is set by the layout a0-l0-d2"),
+    ],
+)
+def test_bad_input(tmp_path, argv, message):
+    command = launch(tmp_path, *argv)
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 2
+    assert message in errors and "Traceback" not in errors
+
+
+# --------------------------------------------------------------------------------------- running processes
+
+
+def test_a_layout_trains_and_output_lines_start_with_the_rank(tmp_path):
+    command = launch(tmp_path, "a0-l1,2-d2", "ppo", *SMALL, "--total-timesteps", "256")
+    output, errors = command.communicate(timeout=120)
+    assert command.returncode == 0, errors
+    assert re.search(r"^\[0\] done: 256 steps", output, re.MULTILINE)
+    assert all(line.startswith(("[0] ", "[1] ")) for line in (output + errors).splitlines())
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert [row["global_step"] for row in read_rows(run_dir)] == [128, 256]
+
+
+FAILING = """
+import os, sys
+from cleanba import cleanba_ppo
+from cleanba.envs.envpool import Envs
+
+def broken_reset(self):
+    if os.environ["JAX_PROCESS_ID"] == "1":
+        raise RuntimeError("the emulator caught fire")
+    return reset(self)
+
+reset, Envs.reset = Envs.reset, broken_reset
+cleanba_ppo.main(argv=sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_failure_ends_all_and_is_repeated_at_the_end(tmp_path, rank):
+    (tmp_path / "failing.py").write_text(FAILING.replace('== "1"', f'== "{rank}"'))
+    command = launch(tmp_path, "a0-l0-d2", "failing.py", *SMALL)
+    output, errors = command.communicate(timeout=120)
+    assert command.returncode == 1
+    forwarded, repeated = errors.split(f"process {rank} failed first, with exit code 1:\n")
+    assert f"[{rank}] RuntimeError: the emulator caught fire" in forwarded
+    assert f"[{1 - rank}] error: process {rank} (pid" in forwarded
+    assert repeated.startswith("Traceback") and "RuntimeError: the emulator caught fire" in repeated
+
+
+def test_a_process_that_exits_because_of_another_did_not_fail_first(tmp_path):
+    exit_early = 'if os.environ["JAX_PROCESS_ID"] == "1": sys.exit(3)'
+    script = f"import os, sys, time\n{exit_early}\ntime.sleep(1)\nsys.exit(5)"
+    (tmp_path / "exiting.py").write_text(script)
+    command = launch(tmp_path, "a0-l0-d2", "exiting.py")
+    _, errors = command.communicate(timeout=30)
+    assert command.returncode == 5 and "process 0 failed first, with exit code 5" in errors
+
+
+def test_a_process_that_does_not_exit_is_killed(tmp_path):
+    """And the exit code of a killed process is that of a shell."""
+    script = (
+        'import os, time\nif os.environ["JAX_PROCESS_ID"] == "1": os.kill(os.getpid(), 9)\ntime.sleep(999)'
+    )
+    (tmp_path / "stubborn.py").write_text(script)
+    launching = "launch.main(['a0-l0-d2', 'stubborn.py'])"
+    impatient = f"from cleanba.distributed import launch; launch.EXIT_SECONDS = 1; {launching}"
+    command = subprocess.Popen(
+        [sys.executable, "-c", impatient], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPO)}
+    )
+    assert command.wait(30) == 137
+
+
+def start_and_wait(tmp_path, *flags):
+    """A launcher whose job has logged a few updates, and the processes of the job."""
+    command = launch(tmp_path, "a0-l0-d2", "ppo", *SMALL, *flags)
+    wait_for_rows(tmp_path, [command])
+    children = psutil.Process(command.pid).children(recursive=True)
+    assert len(children) >= 2
+    return command, children
+
+
+def test_no_process_outlives_a_launcher_that_is_killed(tmp_path):
+    """Processes notice when they print their next line."""
+    command, children = start_and_wait(tmp_path, "--log-frequency", "1")
+    command.kill()
+    command.communicate()
+    _, alive = psutil.wait_procs(children, timeout=15)
+    for process in alive:
+        process.kill()
+    assert not alive
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_stops_all_processes_cleanly(tmp_path, number):
+    command, children = start_and_wait(tmp_path)
+    command.send_signal(number)
+    output, errors = command.communicate(timeout=30)
+    assert command.returncode == 75, errors
+    for rank in (0, 1):
+        waiting = f"[{rank}] {number.name}: waiting for all 2 processes to complete the current update"
+        assert waiting in errors
+    assert re.search(rf"\[0\] stopped by {number.name} after update \d+ of \d+; --resume", errors)
+    assert re.search(r"\[1\] stopped by .* after update \d+ of \d+, with the other processes", errors)
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait(tmp_path):
+    """While one process is suspended and the other waits for it."""
+    command, children = start_and_wait(tmp_path)
+    children[-1].suspend()
+    time.sleep(1)
+    command.send_signal(signal.SIGINT)
+    time.sleep(2)
+    assert command.poll() is None
+    pressed = time.time()
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=30)
+    assert time.time() - pressed < 2
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive

@@ -1,0 +1,94 @@
+"""The flags of a resumed run: its own, and the few that a new command may change."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+from helpers.resuming import resume
+from helpers.runs import edit_args, read_args
+
+from cleanba import cleanba_impala
+from cleanba.config.errors import UsageError
+
+
+def test_flags_come_from_the_run(killed):
+    args = resume(killed, "--learner-device-ids [1,2] --total-timesteps 1000 --log-frequency 7").args
+    assert (args.env_id, args.num_steps, args.hiddens, args.gradient_chunk) == ("CartPole-v1", 16, (16,), 100)
+    assert (args.learner_device_ids, args.total_timesteps, args.log_frequency) == ((1, 2), 1000, 7)
+    assert args.runs_dir == str(killed.parent)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--gamma 0.9", "--gamma cannot change in a resumed run, which has 0.99; leave it out"),
+        ("--seed 2", "--seed cannot change"),
+        ("--concurrency true", "--concurrency cannot change"),
+        ("--num-steps 32", "--num-steps cannot change"),
+        ("--hiddens [8]", r"--hiddens cannot change in a resumed run, which has \(16,\)"),
+        ("--update-epochs 2", "--update-epochs cannot change"),
+        ("--total-timesteps 128", "--total-timesteps 128 is less than the 256 that .* has done; give more"),
+        ("--local-num-envs 8", "has 4 environments, but 1 actor threads with --local-num-envs 8 have 8"),
+        ("--num-actor-threads 3", "has 4 environments, which cannot be divided among 3 actor threads"),
+        ("--actor-device-ids []", "has 4 environments, which cannot be divided among 0 actor threads"),
+        ("--num-actor-threads 2 --local-num-envs 4", "2 actor threads with --local-num-envs 4 have 8"),
+    ],
+)
+def test_flags_that_cannot_change_are_refused_by_name(killed, flags, message):
+    with pytest.raises(UsageError, match=message):
+        resume(killed, flags)
+
+
+@pytest.mark.parametrize("flags", ["--gamma 0.99", "--hiddens [16]", "--local-num-envs 4"])
+def test_flags_may_be_repeated_with_the_same_value(killed, flags):
+    assert resume(killed, flags).update == 4
+
+
+def test_environments_are_divided_among_the_new_actor_threads(killed):
+    assert resume(killed, "--num-actor-threads 2").args.local_num_envs == 2
+    assert resume(killed, "--actor-device-ids [0,1] --local-num-envs 2").args.local_num_envs == 2
+
+
+def test_one_chunk_flag_overrides_the_other(killed):
+    edit_args(killed, gradient_accumulation_steps=4)
+    assert resume(killed, "--gradient-chunk 8").args.gradient_accumulation_steps is None
+
+
+def test_deterministic_comes_from_the_new_command(killed):
+    """XLA's flags are set before the run's own arguments are read."""
+    edit_args(killed, deterministic=False)
+    assert resume(killed, "").args.deterministic
+
+
+def test_a_run_of_another_algorithm_is_refused(killed):
+    with pytest.raises(UsageError, match="is a run of another algorithm, by its arguments .*--clip-coef"):
+        resume(killed, algorithm=cleanba_impala)
+    record = read_args(killed)
+    shared = {field.name for field in dataclasses.fields(cleanba_impala.Args)}
+    record["args"] = {name: value for name, value in record["args"].items() if name in shared}
+    (killed / "args.json").write_text(json.dumps(record))
+    with pytest.raises(UsageError, match="is a run of another algorithm, by its arguments .*--clip-coef"):
+        resume(killed)
+
+
+def test_a_flag_newer_than_the_run_has_its_default(killed):
+    record = read_args(killed)
+    del record["args"]["env_threads"]
+    (killed / "args.json").write_text(json.dumps(record))
+    assert resume(killed).args.env_threads is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run_dir: (run_dir / "args.json").unlink(), "is not a run folder: args.json: No such file"),
+        (lambda run_dir: (run_dir / "args.json").write_text("{"), "has a damaged args.json"),
+        (lambda run_dir: (run_dir / "args.json").write_text("[]"), "has a damaged args.json"),
+        (lambda run_dir: shutil.rmtree(run_dir / "checkpoints"), "has no checkpoint to resume from"),
+    ],
+)
+def test_a_folder_that_is_not_a_run_is_refused(killed, damage, message):
+    damage(killed)
+    with pytest.raises(UsageError, match=message):
+        resume(killed)

@@ -1,0 +1,16 @@
+"""Seconds per activity."""
+
+import pytest
+
+from cleanba.runtime.timer import Timer
+
+
+def test_a_timer_sums_and_starts_over():
+    timer = Timer()
+    for _ in range(2):
+        with timer("a"):
+            pass
+    with pytest.raises(ZeroDivisionError), timer("b"):
+        _ = 1 / 0
+    assert set(timer.take()) == {"a", "b"}
+    assert timer.take() == {}
