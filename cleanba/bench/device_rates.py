@@ -96,8 +96,7 @@ def random_rollout(plan: BatchPlan, env: EnvSpec, like: Decision) -> RolloutBuff
     envs, specs = np.arange(plan.envs_per_actor), jax.tree.leaves(env.obs)
     never = np.zeros(len(envs), np.bool_)
     depth = max(spec.stack for spec in specs)
-    for e in envs.tolist() if depth > 1 else ():
-        buffer.write_before(e, tuple(spec.random(rng, 1)[0] for spec in specs))
+    buffer.write_before(envs, [spec.random(rng, len(envs))[:, : spec.stack - 1] for spec in specs])
     for t in range(plan.num_steps + 1):
         rows = dict(obs=[spec.random(rng, len(envs), only_new=True) for spec in specs])
         if depth > 1:

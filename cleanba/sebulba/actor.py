@@ -75,16 +75,20 @@ class Actor:
         envs = self.plan.envs_per_actor
         self._timer = Timer()
         self._leaves = jax.tree.leaves(self.like)
+        specs = jax.tree.leaves(self.env.obs)
         self._scheduler = EnvScheduler(envs, self.envs.batch, self.first_update * self.plan.num_steps)
         self._tracker = EpisodeTracker(envs)
         self._valid = np.ones(
             envs, np.bool_
         )  # whether an environment's next step is a transition, not a reset
         self._episode_start = np.ones(envs, np.bool_)  # whether its last observation starts an episode
-        self._stacked = [spec.stack > 1 for spec in jax.tree.leaves(self.env.obs)]
+        self._stacked = [spec.stack > 1 for spec in specs]
+        self._any_stacked = any(self._stacked)
         self._frame_stack = DeviceFrameStack(self.env, envs, self.device)
         self._states = EnvStates(self.initial_state, self.device)
-        self._obs: dict[int, tuple[np.ndarray, ...]] = {}  # the last observation of each environment, by leaf
+        # The last observations, by leaf: what is new in them, and the older frames of a rollout's first ones.
+        self._newest = [np.empty((envs, *spec.new_shape), spec.dtype) for spec in specs]
+        self._older = [np.empty((envs, spec.stack - 1, *spec.new_shape), spec.dtype) for spec in specs]
         self._since_reset = np.zeros(envs, np.int8)  # frames between the last reset and that observation
         self.versions: dict[int, Version] = {}  # by the update they act for
         self._open: dict[int, OpenRollout] = {}  # by update
@@ -93,7 +97,7 @@ class Actor:
     def run(self) -> None:
         self.envs.reset()
         while not self._scheduler.all_ready:
-            self._mark_ready(self.envs.receive())
+            self._begin(self.envs.receive())
         while self._update < self.plan.updates:
             self._take_version(self.params.poll)
             env = self._scheduler.next_batch(until=self._next_version * self.plan.num_steps)
@@ -122,11 +126,7 @@ class Actor:
     def _send(self, env: np.ndarray) -> None:
         """Choose actions for these environments, and write down what they are based on."""
         step = self._scheduler.step[env] - 1  # the step that is taken now
-        last = zip(*(self._obs[e] for e in env.tolist()), strict=True)
-        obs = [
-            np.stack([x[-1] for x in rows] if s else rows)
-            for rows, s in zip(last, self._stacked, strict=True)
-        ]
+        obs = [newest[env] for newest in self._newest]
         with self._timer("inference"), self.priority.acquire():
             decision, version = self.choose(obs, env, step)
         with self._timer("environment"):
@@ -136,60 +136,70 @@ class Actor:
             chosen = dict(action=[decision.action[at]], record=[x[at] for x in decision.record])
             seen = self._seen([x[at] for x in obs], envs, self._episode_start[envs])
             buffer.write(t, envs, **seen, valid=[self._valid[envs]], **chosen)
-            for e in envs[t == 0].tolist() if any(self._stacked) else ():
-                buffer.write_before(e, self._obs[e])
+            if self._any_stacked and len(first := envs[t == 0]):
+                buffer.write_before(first, [older[first] for older in self._older])
             self._open[update].lags.update((update - version[at]).tolist())
 
     def _receive(self) -> None:
         """Write down what the actions led to; when that completes a rollout, hand it over."""
         with self._timer("environment"):
             env_step = self.envs.receive()
-        env, obs = env_step.env, self._obs_leaves(env_step.obs)
+        env, obs = env_step.env, obs_leaves(env_step.obs)
         step = self._scheduler.step[env] - 1  # the step that is complete now
-        if stacks := [x for x, stacked in zip(obs, self._stacked, strict=True) if stacked]:
+        if self._any_stacked:
+            stacks = [x for x, stacked in zip(obs, self._stacked, strict=True) if stacked]
             self._since_reset[env] = frames_since_reset(self._since_reset[env], stacks, ~self._valid[env])
+        self._keep(env, obs)
         for update, at in self._by_update(step):
-            self._write_outcome(self._open[update].buffer, env_step, obs, step, at)
+            self._write_outcome(self._open[update].buffer, env_step, obs, step[at] % self.plan.num_steps, at)
         for e, episode in self._tracker.add(env_step, self._valid[env]).items():
             update, t = divmod(int(self._scheduler.step[e]) - 1, self.plan.num_steps)
             self._open[update].episodes[t, e] = episode
         self._episode_start[env] = ~self._valid[env]  # after a reset an episode starts
         self._valid[env] = ~(env_step.terminated | env_step.truncated)
-        self._mark_ready(env_step)
+        self._scheduler.mark_ready(env)
         self.progress[0] = self._scheduler.step.mean()
         if self._scheduler.completed == (self._update + 1) * self.plan.num_steps:
             self._hand_over()
 
     def _write_outcome(
-        self, buffer: RolloutBuffer, env_step: EnvStep, obs: list[np.ndarray], step: np.ndarray, at: Any
+        self, buffer: RolloutBuffer, env_step: EnvStep, obs: list[np.ndarray], t: np.ndarray, at: Any
     ) -> None:
-        t, env = step[at] % self.plan.num_steps, env_step.env[at]
+        env = env_step.env[at]
         outcome = (env_step.reward[at], env_step.terminated[at], env_step.truncated[at])
         buffer.write(t, env, reward=[outcome[0]], terminated=[outcome[1]], truncated=[outcome[2]])
         at_end = t == self.plan.num_steps - 1
-        ends = [x[at][at_end] for x in obs]
-        newest = [x[:, -1] if stacked else x for x, stacked in zip(ends, self._stacked, strict=True)]
-        starts = ~self._valid[env[at_end]]  # the step was a reset
-        buffer.write(t[at_end] + 1, env[at_end], **self._seen(newest, env[at_end], starts))
+        if at_end.any():
+            ended = env[at_end]
+            starts = ~self._valid[ended]  # the step was a reset
+            buffer.write(t[at_end] + 1, ended, **self._seen([x[ended] for x in self._newest], ended, starts))
+            self._keep_older(ended, [x[at][at_end] for x in obs])
 
     def _seen(
         self, obs: list[np.ndarray], env: np.ndarray, episode_start: np.ndarray
     ) -> dict[str, list[np.ndarray]]:
         """What a rollout keeps of observations; of stacked frames `obs` has the newest."""
         seen = dict(obs=obs)
-        if any(self._stacked):
+        if self._any_stacked:
             seen["since_reset"] = [self._since_reset[env]]
         if not self._states.is_empty:
             seen["episode_start"] = [episode_start]
         return seen
 
-    def _obs_leaves(self, obs: Any) -> list[np.ndarray]:
-        return [obs] if isinstance(obs, np.ndarray) else jax.tree.leaves(obs)
-
-    def _mark_ready(self, env_step: EnvStep) -> None:
+    def _begin(self, env_step: EnvStep) -> None:
+        obs = obs_leaves(env_step.obs)
+        self._keep(env_step.env, obs)
+        self._keep_older(env_step.env, obs)
         self._scheduler.mark_ready(env_step.env)
-        leaves = zip(*self._obs_leaves(env_step.obs), strict=True)
-        self._obs.update(zip(env_step.env.tolist(), leaves, strict=True))
+
+    def _keep(self, env: np.ndarray, obs: list[np.ndarray]) -> None:
+        for newest, x, stacked in zip(self._newest, obs, self._stacked, strict=True):
+            newest[env] = x[:, -1] if stacked else x
+
+    def _keep_older(self, env: np.ndarray, obs: list[np.ndarray]) -> None:
+        for older, x, stacked in zip(self._older, obs, self._stacked, strict=True):
+            if stacked:
+                older[env] = x[:, :-1]
 
     def _hand_over(self) -> None:
         update, open_rollout = self._update, self._open.pop(self._update)
@@ -228,6 +238,9 @@ class Actor:
                 packed, new_state = self.act(version.published, seen, state, integers)
                 calls.append((rows, at, version.updates, packed))
                 self._write_states(update, envs, steps, state, new_state)
+        if len(calls) == 1:  # nothing to put together
+            leaves = unpack(np.asarray(calls[0][3]), self._leaves)
+            return Decision(leaves[0], leaves[1:]), np.full(len(env), calls[0][2], np.int32)
         leaves = [np.empty((len(env), *x.shape), x.dtype) for x in self._leaves]
         versions = np.empty(len(env), np.int32)
         for rows, at, version_of_params, packed in calls:
@@ -260,3 +273,7 @@ class Actor:
             return
         for update in range(first, last + 1):
             yield update, np.flatnonzero(updates == update)
+
+
+def obs_leaves(obs: Any) -> list[np.ndarray]:
+    return [obs] if isinstance(obs, np.ndarray) else jax.tree.leaves(obs)

@@ -53,11 +53,13 @@ class RolloutBuffer:
             for i, (array, row) in enumerate(zip(self._arrays[name], leaves, strict=True)):
                 array[learner, t + self._before[i] if name == "obs" else t, column] = row
 
-    def write_before(self, env: int, obs: tuple[np.ndarray, ...]) -> None:
-        """The frames before the newest in an environment's first stacks [K, ...]."""
-        for array, before, stack in zip(self._arrays["obs"], self._before, obs, strict=True):
+    def write_before(self, env: np.ndarray, older: list[np.ndarray]) -> None:
+        """Of the first observations of the environments [B], the frames before the newest: [B, K-1, ...]
+        each."""
+        learner, column = env // self._columns, env % self._columns
+        for array, before, frames in zip(self._arrays["obs"], self._before, older, strict=True):
             if before:
-                array[env // self._columns, :before, env % self._columns] = stack[:-1]
+                array[learner, :before, column] = frames
 
     def digested(self) -> list[np.ndarray]:
         """[T, N, ...] each, in the order of `digested_names`."""

@@ -53,8 +53,8 @@ def test_of_stacked_frames_each_is_kept_once():
     buffer = RolloutBuffer(plan, make_spec("Images", (3, 1, 1), np.uint8, 3, stack=3), LIKE)
     frame = np.arange(7 * 4, dtype=np.uint8).reshape(7, 4, 1, 1)
     since_reset = np.arange(5 * 4, dtype=np.int8).reshape(5, 4)
+    buffer.write_before(np.arange(4), [frame[:2].swapaxes(0, 1)])
     for env in range(4):
-        buffer.write_before(env, (frame[:3, env],))
         buffer.write(np.arange(5), np.full(5, env), obs=[frame[2:, env]], since_reset=[since_reset[:, env]])
     obs = buffer.shard_over_envs(learner_mesh(topology), learner_devices(topology)).obs
     np.testing.assert_array_equal(obs.frame, frame)
