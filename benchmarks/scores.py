@@ -29,7 +29,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from cleanba.config.errors import UsageError
-from cleanba.records.row import RECENT_GAMES
+from cleanba.records.row import RECENT_GAMES, Row
 from cleanba.records.run_folder import ARGS, METRICS, is_finished, read_record, read_rows
 from cleanba.runtime.command import PREEMPTED, command, need_extra
 from cleanba.runtime.files import atomic_write, file_name
@@ -162,8 +162,11 @@ class ScoredRun:
 
     # -------------------------------------------------------------------------------------- its results
 
-    def points(self) -> list[Point]:
-        rows = [row for row in read_rows(self.run_dir) if "update" in row] if self.run_dir else []
+    def rows(self) -> list[Row]:
+        """Of its updates; not of its evaluation."""
+        return [row for row in read_rows(self.run_dir) if "update" in row] if self.run_dir else []
+
+    def points(self, rows: Sequence[Row]) -> list[Point]:
         clock = TotalClock(self.pieces, {row["update"]: row["seconds"] for row in rows})
         return [
             Point(
@@ -177,7 +180,8 @@ class ScoredRun:
         ]
 
     def result(self) -> dict[str, Any]:
-        points = self.points()
+        rows = self.rows()
+        points = self.points(rows)
         reached = {f"{x:g}": first_at(points, x) for x in self.game.thresholds}
         return {
             "preset": self.preset.name,
@@ -186,6 +190,7 @@ class ScoredRun:
             "command": self.command,
             "complete": self.is_complete,
             "pieces": len(self.pieces),
+            "steps_per_second": median(row["charts/SPS_update"] for row in rows) if rows else 0.0,
             "reached": {x: point and [point.step, point.seconds] for x, point in reached.items()},
             "after_minutes": {str(m): score_after(points, 60 * m) for m in MINUTES},
             "final": list(points[-1]) if points else None,
@@ -284,13 +289,14 @@ def minutes_table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def final_table(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield "| game | preset | seed | steps | seconds | score at the end | pieces |"
-    yield "|---|---|---:|---:|---:|---:|---:|"
+    yield "| game | preset | seed | steps | steps/s of an update | seconds | score at the end | pieces |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|"
     for names, seeds in groups(results):
         for one in seeds:
             step, seconds, score, _ = one["final"] or (0, 0.0, None, 0)
             ending = scores([score]) + ("" if one["complete"] else " (not complete)")
-            yield line(*names, one["seed"], f"{step:,}", f"{seconds:,.0f}", ending, one["pieces"])
+            rates = [f"{step:,}", f"{one['steps_per_second']:,.0f}", f"{seconds:,.0f}"]
+            yield line(*names, one["seed"], *rates, ending, one["pieces"])
 
 
 def line(*cells: object) -> str:
