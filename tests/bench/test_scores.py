@@ -3,15 +3,21 @@
 import json
 import math
 import os
+import re
+import runpy
+import shlex
 import signal
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from helpers.runs import REPO, read_args, read_rows
 
 from cleanba.config.errors import UsageError
+from cleanba.config.flags import parse_args
+from cleanba.training.setup import lay_out
 
 sys.path.insert(0, str(REPO / "benchmarks"))
 
@@ -152,6 +158,31 @@ def test_runs_of_another_command_are_not_continued(make_run):
     run = make_run([(100, 20.0, 10.0, 100)], [Piece(0, 500, opened=10)])
     with pytest.raises(UsageError, match="was begun as .*--total-timesteps=400; give another --out"):
         ScoredRun(run.folder.parent, run.preset, run.game, run.seed, steps=800)
+
+
+# --------------------------------------------------------------------------- the commands of RESULTS.md
+
+TABLE = (REPO / "benchmarks/RESULTS.md").read_text().split("| `python benchmarks/scores.py …` |")[1]
+COMMANDS = re.findall(r"^\|[^|]+\| `(--games [^`]+)` \|", TABLE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("flags", COMMANDS)
+def test_the_commands_that_need_a_gpu_are_complete(flags, tmp_path, monkeypatch):
+    """Machine time is short: they must not fail for a flag. This is as far as one comes without a GPU."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as leaving:
+        scores.main([*shlex.split(flags), "--minutes", "0"])
+    assert leaving.value.code == 75
+    (out,) = Path("runs/scores").iterdir()
+    commands = [run["command"] for run in json.loads((out / "results.json").read_text())]
+    for script, *given in commands:
+        module = runpy.run_path(str(REPO / script))
+        args = parse_args(module.get("ARGS") or module["Args"](), description="", argv=given)
+        lay_out(args, 1)
+
+
+def test_all_commands_are_tested():
+    assert len(COMMANDS) == (REPO / "benchmarks/RESULTS.md").read_text().count("--out runs/scores/") > 5
 
 
 # ---------------------------------------------------------------------------------------------- running
