@@ -10,7 +10,7 @@ from cleanba.cleanba_ppo_atari_fast import ARGS as FAST
 from cleanba.runtime.command import command
 from cleanba.runtime.determinism import make_deterministic
 
-# For two cores: the most score per second of what was tried (benchmarks/NOTES.md).
+# For two cores: what scored highest for its computing time of all that was tried (benchmarks/NOTES.md).
 ON_CPU = Args(
     exp_name="cleanba_ppo_fit",
     total_timesteps=200_000,
@@ -18,6 +18,7 @@ ON_CPU = Args(
     local_num_envs=16,
     num_actor_threads=1,
     num_steps=64,
+    num_minibatches=8,
     learning_rate=1e-3,
     anneal_lr=False,
     clip_coef=0.2,
