@@ -7,7 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from flax.linen.initializers import orthogonal
+from flax.linen.initializers import lecun_normal, orthogonal
 from jax import Array
 
 from cleanba.agents.agent import Agent, memoryless
@@ -23,7 +23,9 @@ MIN_NATURE_SIZE = 36  # pixels; smaller images leave nothing for its last layer
 
 
 class Conv(nn.Module):
-    """3x3. Models have the names of these classes in their files, and initial weights depend on them."""
+    """3x3. Models have the names of these classes in their files, and initial weights depend on them. LeCun
+    normal as in the original: orthogonal √2 doubles the variance with each residual block, so that the first
+    values are some ten times the rewards, and their gradient drowns the policy's (benchmarks/NOTES.md)."""
 
     features: int
     dtype: jnp.dtype
@@ -31,7 +33,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:  # [B, height, width, channels]
-        kernel = self.param("kernel", orthogonal(SQRT_2), (3, 3, x.shape[3], self.features))
+        kernel = self.param("kernel", lecun_normal(), (3, 3, x.shape[3], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         return convolve(x, kernel.astype(self.dtype), folded=self.folded) + bias.astype(self.dtype)
 
@@ -56,7 +58,7 @@ class Impala(nn.Module):
 
 
 class Nature(nn.Module):
-    """The convolutions of Mnih et al. 2015."""
+    """The convolutions of Mnih et al. 2015. Nothing is added up here: orthogonal √2 keeps the scale."""
 
     dtype: jnp.dtype
 

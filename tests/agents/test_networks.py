@@ -9,7 +9,7 @@ from helpers.specs import make_spec
 
 from cleanba.agents.agent import act
 from cleanba.agents.distributions import Categorical
-from cleanba.agents.networks import make_agent
+from cleanba.agents.networks import Impala, Nature, make_agent
 from cleanba.cleanba_ppo import Args
 from cleanba.config.errors import UsageError
 
@@ -30,9 +30,11 @@ def small_policy(dtype="float32"):
 
 
 @pytest.mark.parametrize(("name", "env"), [("impala", IMAGES), ("nature", IMAGES), ("mlp", VECTORS)])
-def test_weights_start_orthogonal(name, env):
+def test_weights_start_orthogonal_but_for_the_impala_networks_convolutions(name, env):
     policy = make_agent(Args(network=name), env)
     params = jax.jit(policy.init)(jax.random.key(0)).params["params"]
+    if name == "impala":
+        assert_lecun_normal(params.pop("torso"))
     heads = sorted(k for k in params if k.startswith("Dense"))[-2:]
     for path, kernel in jax.tree_util.tree_leaves_with_path(params):
         if kernel.ndim < 2:
@@ -43,6 +45,47 @@ def test_weights_start_orthogonal(name, env):
         matrix = kernel.reshape(-1, kernel.shape[-1])
         gram = matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
         np.testing.assert_allclose(gram, scale**2 * np.eye(len(gram)), atol=1e-4 * max(1, scale**2))
+
+
+def assert_lecun_normal(convolutions):
+    """Variance 1 / fan-in, cut off at two standard deviations (of the normal distribution before the cut)."""
+    for layer in convolutions.values():
+        assert (layer["bias"] == 0).all()
+        kernel = np.asarray(layer["kernel"]) * np.sqrt(np.prod(layer["kernel"].shape[:3]))
+        np.testing.assert_allclose(kernel.std(), 1, atol=5 / np.sqrt(kernel.size))
+        assert abs(kernel).max() < 2 / 0.87962566 + 1e-6
+
+
+@pytest.mark.parametrize("name", ["impala", "nature"])
+def test_signals_keep_their_scale_through_the_network(name):
+    """Orthogonal √2 in the IMPALA network's convolutions: activations grow 28 times, the first values are 7,
+    the gradient's norm is 1500, to be clipped to 0.5. LeCun normal in Nature's: they shrink to a third."""
+    policy = make_agent(Args(network=name), IMAGES)
+    published = jax.jit(policy.init)(jax.random.key(0))
+    obs = np.where(random_images(4) < 10, 255, 0).astype(np.uint8)  # bright points on black, as in games
+
+    def value_loss(params, obs):
+        value = policy.apply(published._replace(params=params), obs)[1]
+        return 0.25 * jnp.mean(value**2), value
+
+    gradient, value = jax.jit(jax.grad(value_loss, has_aux=True))(published.params, obs)
+    first, last = torso_scales(published.params["params"]["torso"], name, obs)
+    assert 0.5 < last / first < 4
+    assert rms(value) < 2
+    assert np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(gradient))) < 30
+
+
+def torso_scales(params, name, obs):
+    """Of what the first layer and the last one give."""
+    torso = Impala((16, 32, 32), jnp.float32, False) if name == "impala" else Nature(jnp.float32)
+    apply = jax.jit(functools.partial(torso.apply, capture_intermediates=True))
+    _, captured = apply({"params": params}, np.moveaxis(obs, 1, 3) / np.float32(255))
+    layers = captured["intermediates"]
+    return [rms(layer["__call__"][0]) for layer in (layers["Conv_0"], layers)]
+
+
+def rms(x):
+    return float(np.sqrt(np.mean(np.square(x))))
 
 
 def test_the_impala_network_has_the_known_number_of_parameters():

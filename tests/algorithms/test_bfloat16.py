@@ -69,7 +69,7 @@ def learn(run, monkeypatch):
 def test_bfloat16_learns_as_float32_does(learn):
     """Five seeds each: bands of one standard deviation overlap all the way, and both can play in the end."""
     curves = {
-        dtype: np.array([learn(dtype, seed, updates=50) for seed in range(1, 6)])
+        dtype: np.array([learn(dtype, seed, updates=75) for seed in range(1, 6)])
         for dtype in ("float32", "bfloat16")
     }
     means = {dtype: curve.mean(axis=0) for dtype, curve in curves.items()}
