@@ -1,7 +1,7 @@
 """PPO for continuous control: MuJoCo, dm_control and Box2D, for example `--env-id HalfCheetah-v4`.
 
-Values are those of CleanRL's ppo_continuous_action.py (Huang et al. 2022), with its batch of 2,048 steps taken
-from eight environments instead of one.
+Values are those of CleanRL's ppo_continuous_action.py (Huang et al. 2022), with its batch of 2,048 steps
+taken from eight environments instead of one.
 """
 
 from cleanba.cleanba_ppo import Args, main

@@ -1,7 +1,8 @@
 """PPO for Procgen, for example `--env-id CoinrunEasy-v0`. EnvPool's Procgen needs Qt 5: on Debian and Ubuntu
 `apt install libqt5gui5`.
 
-Values are those of CleanRL's ppo_procgen.py (Huang et al. 2022), which follow Cobbe et al. 2020 on one machine.
+Values are those of CleanRL's ppo_procgen.py (Huang et al. 2022), which follow Cobbe et al. 2020 on one
+machine.
 """
 
 from cleanba.cleanba_ppo import Args, main

@@ -32,8 +32,8 @@ class Moments(NamedTuple):
         return Moments(jnp.zeros((), jnp.int32), jnp.zeros(shape), jnp.ones(shape))
 
     def merge(self, x: Array, mask: Array, global_sum: GlobalSum) -> "Moments":
-        """With the rows x [T, N, ...] of all learners where `mask` [T, N] is True. Sums are of differences from
-        the mean so far, and then from the rows' own: both are small numbers."""
+        """With the rows x [T, N, ...] of all learners where `mask` [T, N] is True. Sums are of differences
+        from the mean so far, and then from the rows' own: both are small numbers."""
         mask = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
         count = global_sum(jnp.sum(mask, dtype=jnp.int32))
         n = jnp.maximum(count, 1).astype(jnp.float32)

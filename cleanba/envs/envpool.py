@@ -98,6 +98,7 @@ def env_spec(args: RunArgs) -> EnvSpec:
 
 def describe(env_id: str, options: dict[str, Any]) -> EnvSpec:
     """Shapes and actions, without starting an environment."""
+    options = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}  # JSON has lists
     check_options(env_id, options)
     observations, actions = _spaces(env_id, **options)
     spec = _make_spec(env_id, **options)

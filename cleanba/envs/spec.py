@@ -19,6 +19,10 @@ class ArraySpec:
     def is_image(self) -> bool:
         return len(self.shape) == 3 and self.dtype == np.uint8
 
+    def __str__(self) -> str:
+        kind = "image" if self.is_image else "vector" if len(self.shape) == 1 else "array"
+        return f"{kind} {'×'.join(map(str, self.shape)) or '1'} {self.dtype.name}"
+
     @property
     def new_shape(self) -> tuple[int, ...]:
         """Of what is new in each step."""
@@ -116,7 +120,8 @@ def env_from_json(record: dict[str, Any]) -> EnvSpec:
     action = ActionSpec(**numbers | {"dtype": np.dtype(numbers["dtype"])})
     is_array = isinstance(arrays.get("shape"), list)
     tree: Any = array(arrays) if is_array else {name: array(x) for name, x in arrays.items()}
-    return EnvSpec(record["backend"], record["env_id"], record["options"], tree, action)
+    options = {name: tuple(x) if isinstance(x, list) else x for name, x in record["options"].items()}
+    return EnvSpec(record["backend"], record["env_id"], options, tree, action)
 
 
 class EnvStep(NamedTuple):
