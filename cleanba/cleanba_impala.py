@@ -15,6 +15,7 @@ from jax import Array
 from cleanba.agents.agent import Agent, act, play
 from cleanba.agents.algorithm import Algorithm, Loss, Published, Rollout, Slots, linear_schedule
 from cleanba.agents.networks import make_agent, resolve_network
+from cleanba.agents.normalization import discount_of_returns, next_statistics
 from cleanba.agents.returns import vtrace
 from cleanba.config.batch_plan import BatchPlan, check_divides
 from cleanba.config.flags import RunArgs
@@ -56,15 +57,18 @@ class Batch(NamedTuple):
     valid: Array  #      bool [T+1, N], False in the last row
 
 
-def prepare(published: Published, rollout: Rollout) -> Batch:
+def prepare(published: Published, rollout: Rollout, *, normalize_rewards: bool) -> Batch:
     def with_last_row(x: Array) -> Array:
         return jnp.pad(x, ((0, 1), *[(0, 0)] * (x.ndim - 1)))
 
+    reward = rollout.reward
+    if normalize_rewards:
+        reward = published.extra.reward.scale_rewards(reward)
     return Batch(
         obs=rollout.obs,
         action=with_last_row(rollout.action),
         logprob=with_last_row(rollout.record.logprob),
-        reward=with_last_row(rollout.reward),
+        reward=with_last_row(reward),
         terminated=with_last_row(rollout.terminated),
         valid=with_last_row(rollout.valid),
     )
@@ -139,7 +143,7 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
         init=agent.init,
         act=partial(act, agent),
         play=partial(play, agent),
-        prepare=prepare,
+        prepare=partial(prepare, normalize_rewards=args.normalize_rewards),
         minibatches=partial(minibatches, plan=plan),
         statistics=lambda rows, mask, global_sum: None,
         loss=partial(
@@ -152,6 +156,8 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
         ),
         learning_rate=linear_schedule(args, plan),
         epochs=1,
+        next_extra=next_statistics(args, env),
+        return_discount=discount_of_returns(args),
         initial_state=agent.initial_state,
         resolved={"network": resolve_network(args, env)},
     )

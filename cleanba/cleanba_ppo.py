@@ -14,7 +14,7 @@ What the engine (`cleanba/sebulba`) does with it, for each update:
             gradient = global_sum(gradient) / global_sum(denominator)             # once, over all processes
             params -= learning_rate(update, extra) * optimizer(gradient)
         if stop_early(mean metrics of the epoch): break
-    extra = next_extra(published, rollout, mean metrics, global_sum)              # PPO has none
+    extra = next_extra(published, rollout, mean metrics, global_sum)              # --normalize-observations
     publish (params, extra) to the actors
 
 An algorithm is these functions. The loop itself, how environments are stepped, the policy lag, sharding and
@@ -33,6 +33,7 @@ from jax import Array
 from cleanba.agents.agent import Agent, act, play
 from cleanba.agents.algorithm import Algorithm, Loss, Published, Rollout, Slots, linear_schedule
 from cleanba.agents.networks import make_agent, resolve_network
+from cleanba.agents.normalization import discount_of_returns, next_statistics
 from cleanba.agents.returns import gae
 from cleanba.config.batch_plan import BatchPlan, check_divides
 from cleanba.config.flags import RunArgs
@@ -77,12 +78,21 @@ class Batch(NamedTuple):
 
 
 def prepare(
-    published: Published, rollout: Rollout, *, agent: Agent, gamma: float, gae_lambda: float
+    published: Published,
+    rollout: Rollout,
+    *,
+    agent: Agent,
+    gamma: float,
+    gae_lambda: float,
+    normalize_rewards: bool,
 ) -> Batch:
+    reward = rollout.reward
+    if normalize_rewards:
+        reward = published.extra.reward.scale_rewards(reward)
     last_obs = jax.tree.map(lambda x: x[-1], rollout.obs)  # the actors have not evaluated it
     _, last_value, _ = agent.apply(published, last_obs, rollout.last_state, ~rollout.valid[-1])
     advantage = gae(
-        reward=rollout.reward,
+        reward=reward,
         value=rollout.record.value,
         last_value=last_value,
         terminated=rollout.terminated,
@@ -173,7 +183,13 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
         init=agent.init,
         act=partial(act, agent),
         play=partial(play, agent),
-        prepare=partial(prepare, agent=agent, gamma=args.gamma, gae_lambda=args.gae_lambda),
+        prepare=partial(
+            prepare,
+            agent=agent,
+            gamma=args.gamma,
+            gae_lambda=args.gae_lambda,
+            normalize_rewards=args.normalize_rewards,
+        ),
         minibatches=partial(minibatches, plan=plan),
         statistics=partial(advantage_moments, normalize=args.norm_adv),
         loss=partial(
@@ -187,6 +203,8 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
         learning_rate=linear_schedule(args, plan),
         epochs=args.update_epochs,
         stop_early=None if target_kl is None else lambda metrics: metrics["approx_kl"] > target_kl,
+        next_extra=next_statistics(args, env),
+        return_discount=discount_of_returns(args),
         initial_state=agent.initial_state,
         resolved={"network": resolve_network(args, env)},
     )

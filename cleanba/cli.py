@@ -8,6 +8,7 @@ from cleanba.algorithms import ALGORITHMS, load_algorithm
 COMMANDS = {  # name: its module, and what it does
     "launch": ("cleanba.distributed.launch", "train with several processes on this machine"),
     "eval": ("cleanba.cleanba_eval", "evaluate a trained model"),
+    "envs": ("cleanba.cleanba_envs", "list the environments, or show one"),
     "bench": ("cleanba.cleanba_bench", "measure how fast a run is on this machine, and what limits it"),
     "diff": ("cleanba.cleanba_diff", "compare two runs, update by update"),
     "plot": ("cleanba.cleanba_plot", "plot the learning curves of runs"),

@@ -48,6 +48,7 @@ class Rollout(NamedTuple):
     terminated: Any  # bool [T, N]
     truncated: Any  #  bool [T, N]
     valid: Any  #      bool [T, N], False on a reset row: not a transition
+    discounted_return: Any = ()  # f32 [T, N]: of each environment's episode so far; if the algorithm asks
     episode_start: Any = ()  # bool [T+1, N]: first observations of episodes; only with a state
     first_state: Any = ()  # a tree [N, ...]: each environment's state before its first step
     last_state: Any = ()  # and after its last
@@ -130,7 +131,8 @@ class NextExtra(Protocol):
     def __call__(
         self, published: Published, rollout: Rollout, metrics: dict[str, Array], global_sum: GlobalSum
     ) -> Extra:
-        """From the params after an update and the extra before it."""
+        """From the params after an update and the extra before it. (`prepare` and `loss` see the extra that
+        their rollout was acted under, which is older at policy lag 1.)"""
         ...
 
 
@@ -148,6 +150,8 @@ class Algorithm(NamedTuple):
     stop_early: Callable[[dict[str, float]], bool] | None = None  # after an epoch with these mean metrics
     next_extra: NextExtra | None = None  # once per update, from its rollout and its mean metrics
     initial_state: Callable[[int], State] = lambda envs: ()
+    return_discount: float | None = None  # ask for Rollout.discounted_return: sums of rewards that reach
+    #                                       back through updates, where older ones count this much less
     resolved: dict[str, Any] = {}  # what it resolved from its flags, for args.json  # noqa: RUF012
 
 

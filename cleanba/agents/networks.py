@@ -1,21 +1,23 @@
 """The policy and value network: a torso and two heads."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.linen.initializers import lecun_normal, orthogonal
 from jax import Array
 
 from cleanba.agents.agent import Agent, memoryless
-from cleanba.agents.distributions import Categorical, Distribution
+from cleanba.agents.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical
 from cleanba.agents.layers import convolve, max_pool
+from cleanba.agents.normalization import with_statistics
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
-from cleanba.envs.spec import ActionSpec, ArraySpec, EnvSpec
+from cleanba.envs.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec
 from cleanba.runtime.devices import on_accelerator
 
 SQRT_2 = float(np.sqrt(2))
@@ -79,32 +81,75 @@ class Nature(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """obs [B, ...] -> distribution over actions, value [B]; the torso is shared."""
+    """obs [B, ...] -> distribution over actions, value [B]; the torsos are shared."""
 
-    torso: nn.Module | None  # for images; None: dense layers only
+    torso: nn.Module | None  # for a single image
+    torsos: Mapping[str, nn.Module]  # for the images in a dict of observations
     hiddens: tuple[int, ...]
+    activation: Callable[[Array], Array]
+    separate_critic: bool
     action: ActionSpec
     dtype: jnp.dtype
-    in_parts: bool  # apply the torso to a few rows at a time
+    in_parts: bool  # apply a torso to a few rows at a time
 
     @nn.compact
-    def __call__(self, obs: Array) -> tuple[Distribution, Array]:
-        if self.torso is None:
-            x = obs.astype(self.dtype)
-            activation = nn.tanh
-        else:
-            if obs.shape[1] < obs.shape[3]:  # EnvPool's images are [B, channels, height, width]
-                obs = jnp.moveaxis(obs, 1, 3)
-            x = obs.astype(self.dtype) / 255
-            x = _in_equal_parts(self.torso, x) if self.in_parts else self.torso(x)
-            activation = nn.relu
-        x = x.reshape(len(x), -1)
-        for width in self.hiddens:
-            x = activation(nn.Dense(width, kernel_init=orthogonal(SQRT_2), dtype=self.dtype)(x))
-        x = x.astype(jnp.float32)
-        distribution = Categorical(nn.Dense(self.action.n, kernel_init=orthogonal(0.01))(x))
+    def __call__(self, obs: Any) -> tuple[Distribution, Array]:
+        features = self._features(obs)
+        x = self._dense(features)
+        policy = self._distribution(x)
+        if isinstance(obs, Mapping) and ACTION_MASK in obs:
+            policy = policy.masked(obs[ACTION_MASK] != 0)
+        if self.separate_critic:
+            x = self._dense(features)
         value = nn.Dense(1, kernel_init=orthogonal(1.0))(x)
-        return distribution, value[:, 0]
+        return policy, value[:, 0]
+
+    def _features(self, obs: Any) -> Array:
+        """[B, ...] -> [B, F]. In a dict, images and vectors go their own ways and meet here."""
+        if not isinstance(obs, Mapping):
+            return self._image(self.torso, obs) if self.torso is not None else self._vector(obs)
+        entries = {name: x for name, x in sorted(obs.items()) if name != ACTION_MASK}
+        images = [self._image(self.torsos[name], x) for name, x in entries.items() if name in self.torsos]
+        vectors = [self._vector(x) for name, x in entries.items() if name not in self.torsos]
+        if images and vectors:  # some numbers would drown among thousands of features
+            vectors = [self._layer(self.hiddens[0], jnp.concatenate(vectors, axis=1))]
+        return jnp.concatenate(images + vectors, axis=1)
+
+    def _image(self, torso: nn.Module, x: Array) -> Array:
+        if x.shape[1] < x.shape[3]:  # EnvPool's images are [B, channels, height, width]
+            x = jnp.moveaxis(x, 1, 3)
+        x = x.astype(self.dtype) / 255
+        x = _in_equal_parts(torso, x) if self.in_parts else torso(x)
+        return x.reshape(len(x), -1)
+
+    def _vector(self, x: Array) -> Array:
+        x = x.reshape(len(x), -1).astype(self.dtype) / (255 if x.dtype == jnp.uint8 else 1)
+        return x
+
+    def _dense(self, x: Array) -> Array:
+        for width in self.hiddens:
+            x = self._layer(width, x)
+        return x.astype(jnp.float32)
+
+    def _layer(self, width: int, x: Array) -> Array:
+        return self.activation(nn.Dense(width, kernel_init=orthogonal(SQRT_2), dtype=self.dtype)(x))
+
+    def _distribution(self, x: Array) -> Any:
+        """Actions begin nearly equal: small weights."""
+
+        def head(width: int) -> Array:
+            return nn.Dense(width, kernel_init=orthogonal(0.01))(x)
+
+        match self.action.kind:
+            case "discrete":
+                return Categorical(head(self.action.n))
+            case "multi_discrete":
+                ends = np.cumsum(self.action.ns)
+                return MultiCategorical(tuple(map(Categorical, jnp.split(head(ends[-1]), ends[:-1], axis=1))))
+            case "box":
+                mean = head(self.action.shape[0])
+                log_std = self.param("log_std", nn.initializers.zeros, self.action.shape)
+                return DiagonalGaussian(mean, jnp.broadcast_to(log_std, mean.shape))
 
 
 def _in_equal_parts(torso: Callable[[Array], Array], x: Array) -> Array:
@@ -119,30 +164,57 @@ def _in_equal_parts(torso: Callable[[Array], Array], x: Array) -> Array:
     return jnp.concatenate([torso(part) for part in jnp.split(x, parts)])[:rows]
 
 
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "tanh": nn.tanh,
+    "relu": nn.relu,
+    "elu": nn.elu,
+    "swish": nn.swish,
+}
+
+
 def resolve_network(args: RunArgs, env: EnvSpec) -> str:
     if args.network == "auto":
-        return "impala" if env.obs.is_image else "mlp"
+        return "impala" if any(spec.is_image for spec in jax.tree.leaves(env.obs)) else "mlp"
     return args.network
 
 
 def make_agent(args: RunArgs, env: EnvSpec) -> Agent:
-    obs = env.obs
-    if not isinstance(obs, ArraySpec) or env.action.kind != "discrete":
-        raise UsageError(
-            f"the networks here need one array of observations and discrete actions, not {env.env_id}"
-        )
-    name = resolve_network(args, env)
-    if name != "mlp" and not obs.is_image:
-        raise UsageError(f"--network {name} needs images, {env.env_id} gives {obs.shape}; use mlp")
-    if name == "nature" and sorted(obs.shape)[1] < MIN_NATURE_SIZE:
+    name, dtype = resolve_network(args, env), jnp.dtype(args.compute_dtype)
+    check_network(name, env)
+
+    def torso() -> nn.Module:
+        return Nature(dtype) if name == "nature" else Impala(args.channels, dtype, folded=on_accelerator())
+
+    is_dict = isinstance(env.obs, Mapping)
+    images = {n for n, spec in env.obs.items() if spec.is_image and name != "mlp"} if is_dict else set()
+    activation = args.activation if args.activation != "auto" else "tanh" if name == "mlp" else "relu"
+    network: Any = ActorCritic(
+        torso=None if is_dict or name == "mlp" else torso(),
+        torsos={n: torso() for n in sorted(images)},
+        hiddens=args.hiddens,
+        activation=ACTIVATIONS[activation],
+        separate_critic=args.separate_critic,
+        action=env.action,
+        dtype=dtype,
+        in_parts=not on_accelerator(),
+    )
+
+    def init(key: Array) -> Any:
+        return network.init(key, jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), env.obs))
+
+    return with_statistics(memoryless(init, network.apply), args, env)
+
+
+def check_network(name: str, env: EnvSpec) -> None:
+    specs: list[ArraySpec] = jax.tree.leaves(env.obs)
+    shapes = ", ".join(str(spec.shape) for spec in specs)
+    images = [spec for spec in specs if spec.is_image]
+    if name != "mlp" and not images:
+        raise UsageError(f"--network {name} needs images, {env.env_id} gives {shapes}; use mlp")
+    if name == "nature" and any(sorted(spec.shape)[1] < MIN_NATURE_SIZE for spec in images):
         raise UsageError(
             f"--network nature needs images of {MIN_NATURE_SIZE}x{MIN_NATURE_SIZE} or more, {env.env_id} "
-            f"gives {obs.shape}; use impala"
+            f"gives {shapes}; use impala"
         )
-    dtype = jnp.dtype(args.compute_dtype)
-    impala = Impala(args.channels, dtype, folded=on_accelerator())
-    torsos = {"impala": impala, "nature": Nature(dtype), "mlp": None}
-    network: Any = ActorCritic(torsos[name], args.hiddens, env.action, dtype, in_parts=not on_accelerator())
-    return memoryless(
-        init=lambda key: network.init(key, jnp.zeros((1, *obs.shape), obs.dtype)), apply=network.apply
-    )
+    if isinstance(env.obs, Mapping) and ACTION_MASK in env.obs and env.action.kind != "discrete":
+        raise UsageError(f"{env.env_id} masks {env.action}; masks are for discrete actions only")

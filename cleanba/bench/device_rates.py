@@ -28,7 +28,8 @@ class DeviceBench:
         self._keys = Keys.split(jax.random.key(setup.args.seed))
         self._learner = Learner(setup.algorithm, setup.plan, setup.mesh, self._keys.minibatches)
         self._state = self._learner.init(self._keys.init)
-        self._rollout = random_rollout(setup.plan, setup.env, setup.like)
+        with_returns = setup.algorithm.return_discount is not None
+        self._rollout = random_rollout(setup.plan, setup.env, setup.like, with_returns)
         self._env_id = setup.env_id_of_columns(process=0)
 
     def infer(self, seconds: float, repeats: int) -> list[float]:
@@ -83,16 +84,18 @@ class DeviceBench:
         """Seconds of one update, from rollouts that are on the learners already; the update consumes them."""
         rollouts = jax.block_until_ready([self._shard() for _ in range(self._plan.actors)])
         start = time.perf_counter()
-        self._learner.update(self._state, rollouts, self._env_id, number)
+        self._learner.update(self._state, rollouts, self._env_id, number, self._state.extra)
         return time.perf_counter() - start
 
     def _shard(self) -> Rollout:
         return self._rollout.shard_over_envs(self._setup.mesh, self._setup.learner_devices)
 
 
-def random_rollout(plan: BatchPlan, env: EnvSpec, like: Decision) -> RolloutBuffer:
+def random_rollout(
+    plan: BatchPlan, env: EnvSpec, like: Decision, with_returns: bool = False
+) -> RolloutBuffer:
     rng = np.random.default_rng(0)
-    buffer = RolloutBuffer(plan, env, like)
+    buffer = RolloutBuffer(plan, env, like, with_returns=with_returns)
     envs, specs = np.arange(plan.envs_per_actor), jax.tree.leaves(env.obs)
     never = np.zeros(len(envs), np.bool_)
     depth = max(spec.stack for spec in specs)
@@ -112,5 +115,6 @@ def random_rollout(plan: BatchPlan, env: EnvSpec, like: Decision) -> RolloutBuff
             terminated=[rng.random(len(envs)) < 0.01],
             truncated=[never],
             valid=[~never],
+            **(dict(discounted_return=[rng.random(len(envs))]) if with_returns else {}),
         )
     return buffer

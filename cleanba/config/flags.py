@@ -49,7 +49,10 @@ class Experiment:
 @dataclass(frozen=True)
 class Environment:
     env_id: str = "Breakout-v5"
-    """any EnvPool environment with discrete actions"""
+    """any EnvPool environment; `cleanba envs` lists them"""
+    env_options: Annotated[str, tyro.conf.arg(metavar="JSON")] = "{}"
+    """options of the environment, over those of its preset, as in '{"frame_skip": 2}'; `cleanba envs ID`
+    lists them"""
     atari_preset: Literal["machado", "impala"] = "machado"
     """Atari settings: machado (sticky actions, all 18 actions, whole games) or impala (no sticky actions,
     minimal action set, a lost life ends an episode); other environments ignore it"""
@@ -112,6 +115,10 @@ class Network:
     """channels of the impala network's stages"""
     hiddens: Annotated[tuple[int, ...], POSITIVE] = (256,)
     """widths of the dense layers before the policy and value heads"""
+    activation: Literal["auto", "tanh", "relu", "elu", "swish"] = "auto"
+    """of the dense layers; auto: relu with images, tanh otherwise"""
+    separate_critic: bool = False
+    """give the value dense layers of its own, instead of sharing those of the policy"""
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,14 @@ class Learning:
     """minibatches per epoch; each is one optimizer step"""
     max_grad_norm: Annotated[float, POSITIVE] = 0.5
     """maximum global norm of the gradient; larger ones are scaled down"""
+
+
+@dataclass(frozen=True)
+class Normalization:
+    normalize_observations: bool = False
+    """scale observations, except images, by the mean and deviation of all observations so far"""
+    normalize_rewards: bool = False
+    """divide rewards by the deviation of all discounted returns so far; reported returns stay as they are"""
 
 
 @dataclass(frozen=True)
@@ -165,7 +180,9 @@ class Results:
 
 
 @dataclass(frozen=True)
-class RunArgs(Results, Checkpoints, Learning, Network, Processes, Hardware, Environment, Experiment):
+class RunArgs(
+    Results, Checkpoints, Normalization, Learning, Network, Processes, Hardware, Environment, Experiment
+):
     """What the engine reads. An algorithm's arguments add a group of their own."""
 
     @property

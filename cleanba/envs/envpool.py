@@ -17,7 +17,8 @@ import numpy as np
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
 from cleanba.envs.atari import ATARI_PRESETS
-from cleanba.envs.spec import ActionSpec, ArraySpec, EnvSpec, EnvStep
+from cleanba.envs.spaces import action_spec, flat_entries, four_bytes, obs_specs, parse_options
+from cleanba.envs.spec import ACTION_MASK, ArraySpec, EnvSpec, EnvStep
 from cleanba.runtime.machine import available_cores, free_cores
 
 # gymnasium complains about the bounds in EnvPool's own spaces.
@@ -38,7 +39,7 @@ class Envs:
         rendered: bool = False,
     ):
         self.batch = batch or len(seeds)
-        self._env_id = env.env_id
+        self._env = env
         make = partial(
             envpool.make,
             env.env_id,
@@ -50,12 +51,17 @@ class Envs:
             **env.options | ({"render_mode": "rgb_array"} if rendered else {}),
         )
         self._pool: Any = _in_background(make) if background else make()
-        self._encode = _encoding(_spaces(env.env_id, **env.options)[0])[2]
+        observations, actions = _spaces(env.env_id, **env.options)
+        self._encode = _encoder(observations)
+        self._action_shape, self._action_dtype = actions.shape, actions.dtype
 
     def reset(self) -> None:
         self._pool.async_reset()
 
     def send(self, action: np.ndarray, env: np.ndarray) -> None:
+        if self._env.action.kind != "discrete":
+            action = self._env.action.clip(action).astype(self._action_dtype)
+            action = action.reshape(len(env), *self._action_shape)
         self._pool.send(action, env)
 
     def receive(self) -> EnvStep:
@@ -63,7 +69,7 @@ class Envs:
         game_ended = info["terminated"] != 0 if "terminated" in info else terminated
         return EnvStep(
             env=info["env_id"],
-            obs=self._encode(obs),
+            obs=_with_mask(self._encode(obs), info.get(ACTION_MASK)),
             reward=reward.astype(np.float32),
             terminated=terminated,
             truncated=truncated,
@@ -75,33 +81,63 @@ class Envs:
         try:
             return self._pool.render(env_ids=[0])[0]
         except RuntimeError as error:
-            raise UsageError(f"{self._env_id} cannot be recorded: {error}; leave the video out") from error
+            raise UsageError(
+                f"{self._env.env_id} cannot be recorded: {error}; leave the video out"
+            ) from error
 
     def close(self) -> None:
         """EnvPool ends its threads with the pool."""
 
 
 def env_spec(args: RunArgs) -> EnvSpec:
-    """With the Atari preset for Atari games; other environments have no options."""
+    """With the Atari preset for Atari games, and the user's options over it."""
     preset = ATARI_PRESETS[args.atari_preset]
-    is_atari = preset.keys() <= set(_make_spec(args.env_id).config._fields)
-    return describe(args.env_id, preset if is_atari else {})
+    is_atari = preset.keys() <= default_options(args.env_id).keys()
+    return describe(args.env_id, (preset if is_atari else {}) | parse_options(args.env_options))
 
 
 def describe(env_id: str, options: dict[str, Any]) -> EnvSpec:
-    """Shapes and number of actions, without starting an environment."""
+    """Shapes and actions, without starting an environment."""
+    options = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}  # JSON has lists
+    check_options(env_id, options)
     observations, actions = _spaces(env_id, **options)
-    if not isinstance(actions, spaces.Discrete):
-        kind = "continuous" if isinstance(actions, spaces.Box) else type(actions).__name__
-        raise UsageError(
-            f"--env-id {env_id} has {kind} actions, which are not supported yet; choose an environment "
-            "with discrete actions"
-        )
-    shape, dtype, _ = _encoding(observations)
-    obs, stack = ArraySpec(shape, dtype), options.get("stack_num", 1)
-    if obs.is_image and shape[0] == stack:
-        obs = ArraySpec(shape, dtype, stack)
-    return EnvSpec("envpool", env_id, options, obs, ActionSpec("discrete", n=int(actions.n)))
+    spec = _make_spec(env_id, **options)
+    obs, stack = obs_specs(env_id, observations), options.get("stack_num", 1)
+    if isinstance(obs, ArraySpec) and obs.is_image and obs.shape[0] == stack:
+        obs = ArraySpec(obs.shape, obs.dtype, stack)
+    if f"info:{ACTION_MASK}" in spec.state_array_spec:
+        obs = _with_mask(obs, ArraySpec((int(actions.n),), np.dtype(np.bool_)))
+    return EnvSpec("envpool", env_id, options, obs, action_spec(env_id, actions))
+
+
+# EnvPool's own business: how many environments there are and how they are stepped and seeded.
+ENGINE_OPTIONS = {
+    *("num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset", "base_path"),
+    *("seed", "env_seed", "gym_reset_return_info", "reward_threshold", "render_mode"),
+}
+
+
+def default_options(env_id: str) -> dict[str, Any]:
+    """What can be given as --env-options, with EnvPool's defaults."""
+    config = _make_spec(env_id).config
+    return {name: value for name, value in config._asdict().items() if name not in ENGINE_OPTIONS}
+
+
+def check_options(env_id: str, options: dict[str, Any]) -> None:
+    known = default_options(env_id)
+    for name, value in options.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3) or sorted(known)
+            raise UsageError(f"--env-options: {env_id} has no option {name!r}; it has {', '.join(near)}")
+        kinds = (int, float) if isinstance(known[name], float) else type(known[name])
+        if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(known[name], bool):
+            raise UsageError(
+                f"--env-options: {name} of {env_id} is {value!r}; give a value like {known[name]!r}"
+            )
+
+
+def list_envs() -> list[str]:
+    return sorted(envpool.list_all_envs())
 
 
 def env_threads(args: RunArgs, actors: int, *, background: bool) -> int:
@@ -135,6 +171,8 @@ def _make_spec(env_id: str, **options: Any) -> Any:
         return envpool.make_spec(env_id, **options)
     except ImportError as missing_system_library:
         raise UsageError(f"--env-id {env_id}: {missing_system_library}") from missing_system_library
+    except (TypeError, ValueError, RuntimeError, FileNotFoundError) as error:
+        raise UsageError(f"--env-id {env_id} with {options}: {error}") from error
 
 
 @functools.cache
@@ -144,26 +182,27 @@ def _spaces(env_id: str, **options: Any) -> tuple[Any, Any]:
     return spec.gymnasium_observation_space, spec.gymnasium_action_space
 
 
-def _encoding(space: Any) -> tuple[tuple[int, ...], np.dtype, Callable[[Any], np.ndarray]]:
-    """Shape, dtype and encoder that turn EnvPool's observations into one array per environment: boxes stay as
-    they are, discrete observations become one-hot, dicts one flat vector of their entries."""
+def _encoder(space: Any) -> Callable[[Any], Any]:
+    """Turns EnvPool's observations into arrays as `obs_specs` describes them."""
     match space:
         case spaces.Discrete():
             one_hot = np.eye(int(space.n), dtype=np.float32)
-            return (int(space.n),), one_hot.dtype, lambda obs: one_hot[obs.reshape(len(obs))]
+            return lambda obs: one_hot[obs.reshape(len(obs))]
         case spaces.Dict():
-            parts = {name: _encoding(part) for name, part in space.items()}
-            width = sum(int(np.prod(shape)) for shape, _, _ in parts.values())
-
-            def encode(obs: Any) -> np.ndarray:
-                flat = [part[2](obs[name]) for name, part in parts.items()]
-                return np.concatenate([x.reshape(len(x), -1) for x in flat], axis=1, dtype=np.float32)
-
-            return (width,), np.dtype(np.float32), encode
-        case spaces.Box(dtype=np.float64):
-            return space.shape, np.dtype(np.float32), lambda obs: obs.astype(np.float32)
-        case spaces.Box():
-            return space.shape, np.dtype(space.dtype), lambda obs: obs
+            parts = {name: (_path(name), _encoder(part)) for name, part in flat_entries(space).items()}
+            return lambda obs: {name: encode(path(obs)) for name, (path, encode) in parts.items()}
         case _:
-            kind = type(space).__name__
-            raise UsageError(f"--env-id has observations of the kind {kind}; choose an environment without")
+            dtype = four_bytes(space.dtype)
+            return lambda obs: obs.astype(dtype, copy=False)
+
+
+def _path(name: str) -> Callable[[Any], Any]:
+    """Reads the entry a/b of nested observations."""
+    return lambda obs: functools.reduce(lambda part, key: part[key], name.split("/"), obs)
+
+
+def _with_mask(obs: Any, mask: Any) -> Any:
+    """EnvPool has the mask in `info`; learners need it where the observations are."""
+    if mask is None:
+        return obs
+    return (obs if isinstance(obs, dict) else {"obs": obs}) | {ACTION_MASK: mask}

@@ -14,6 +14,11 @@ def env_spec(args: RunArgs) -> EnvSpec:
     return BACKENDS["envpool"].env_spec(args)
 
 
+def describe_default(backend: str, env_id: str) -> EnvSpec:
+    """The environment with its backend's own options."""
+    return BACKENDS[backend].describe(env_id, {})
+
+
 def describe(env: EnvSpec) -> EnvSpec:
     """What the same environment is here; a model may come from another machine or version."""
     return BACKENDS[env.backend].describe(env.env_id, env.options)

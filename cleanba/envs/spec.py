@@ -1,6 +1,6 @@
 """What environments are and what a step of them gives, whichever library runs them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -19,6 +19,10 @@ class ArraySpec:
     def is_image(self) -> bool:
         return len(self.shape) == 3 and self.dtype == np.uint8
 
+    def __str__(self) -> str:
+        kind = "image" if self.is_image else "vector" if len(self.shape) == 1 else "array"
+        return f"{kind} {'×'.join(map(str, self.shape)) or '1'} {self.dtype.name}"
+
     @property
     def new_shape(self) -> tuple[int, ...]:
         """Of what is new in each step."""
@@ -33,20 +37,46 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """Discrete actions are 0 to n - 1, those of a box lie between `low` and `high`."""
+    """A discrete action is 0 to n - 1; a multi-discrete one has several numbers, each with an n of its own;
+    the numbers of a box lie between `low` and `high`. Several numbers are one axis, whatever shape the
+    environment gives them."""
 
-    kind: Literal["discrete", "box"]
+    kind: Literal["discrete", "multi_discrete", "box"]
     shape: tuple[int, ...] = ()
     dtype: np.dtype = np.dtype(np.int32)  # noqa: RUF009 – four bytes, so that actions are packed bit by bit
     n: int = 0
-    low: float = -np.inf
-    high: float = np.inf
+    ns: tuple[int, ...] = ()  # multi-discrete: of each number
+    low: tuple[float, ...] = ()  # box: of each number
+    high: tuple[float, ...] = ()
+
+    @staticmethod
+    def multi_discrete(ns: Sequence[int]) -> "ActionSpec":
+        return ActionSpec("multi_discrete", (len(ns),), ns=tuple(ns))
+
+    @staticmethod
+    def box(low: np.ndarray, high: np.ndarray) -> "ActionSpec":
+        lows, highs = (tuple(np.ravel(x).astype(float).tolist()) for x in (low, high))
+        return ActionSpec("box", (len(lows),), np.dtype(np.float32), low=lows, high=highs)
+
+    def clip(self, action: np.ndarray) -> np.ndarray:
+        """As the environment takes it: numbers of a box beyond its bounds become the bounds."""
+        return np.clip(action, self.low, self.high) if self.kind == "box" else action
 
     def random(self, rng: np.random.Generator, rows: int) -> np.ndarray:
+        if self.kind == "box":
+            return rng.uniform(self.low, self.high, (rows, *self.shape)).astype(self.dtype)
+        ns = self.ns or np.full(self.shape, self.n)
+        return rng.integers(ns, size=(rows, *self.shape), dtype=self.dtype)
+
+    def __str__(self) -> str:
         if self.kind == "discrete":
-            return rng.integers(self.n, size=(rows, *self.shape), dtype=self.dtype)
-        low, high = max(self.low, -1.0), min(self.high, 1.0)
-        return rng.uniform(low, high, (rows, *self.shape)).astype(self.dtype)
+            return f"{self.n} actions"
+        if self.kind == "multi_discrete":
+            return f"multi-discrete actions ({', '.join(map(str, self.ns))})"
+        return f"{self.shape[0]} continuous actions"
+
+
+ACTION_MASK = "action_mask"  # an entry of observations: bool [n], which discrete actions are allowed
 
 
 class EnvSpec(NamedTuple):
@@ -55,12 +85,12 @@ class EnvSpec(NamedTuple):
     backend: str  # the library that steps them
     env_id: str
     options: dict[str, Any]  # for that library
-    obs: Any  # a tree of ArraySpecs: one, or a dict of them
+    obs: Any  # a tree of ArraySpecs: one, or a dict of them, in which `action_mask` says what is allowed
     action: ActionSpec
 
 
 def env_to_json(env: EnvSpec) -> dict[str, Any]:
-    """As it is in models. `obs` is one array today; a dict of them is a JSON object."""
+    """As it is in models; a dict of observations is a JSON object."""
 
     def plain(spec: Any) -> dict[str, Any]:
         return asdict(spec) | {"dtype": spec.dtype.name}
@@ -84,12 +114,14 @@ def env_from_json(record: dict[str, Any]) -> EnvSpec:
         action = ActionSpec("discrete", n=record["num_actions"])
         return EnvSpec("envpool", record["env_id"], record["options"], obs, action)
     arrays = record["obs"]
-    action = record["action"] | {
-        "shape": tuple(record["action"]["shape"]),
-        "dtype": np.dtype(record["action"]["dtype"]),
+    numbers: dict[str, Any] = {
+        name: tuple(x) if isinstance(x, list) else x for name, x in record["action"].items()
     }
-    tree: Any = array(arrays) if "shape" in arrays else {name: array(x) for name, x in arrays.items()}
-    return EnvSpec(record["backend"], record["env_id"], record["options"], tree, ActionSpec(**action))
+    action = ActionSpec(**numbers | {"dtype": np.dtype(numbers["dtype"])})
+    is_array = isinstance(arrays.get("shape"), list)
+    tree: Any = array(arrays) if is_array else {name: array(x) for name, x in arrays.items()}
+    options = {name: tuple(x) if isinstance(x, list) else x for name, x in record["options"].items()}
+    return EnvSpec(record["backend"], record["env_id"], options, tree, action)
 
 
 class EnvStep(NamedTuple):

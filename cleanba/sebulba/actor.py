@@ -10,15 +10,16 @@ from jax.sharding import Mesh
 
 from cleanba.agents.algorithm import Decision, Published, Rollout, State
 from cleanba.config.batch_plan import BatchPlan
+from cleanba.config.errors import UsageError
 from cleanba.envs.episodes import Episode, EpisodeTracker
 from cleanba.envs.frame_stack import DeviceFrameStack, frames_since_reset
-from cleanba.envs.spec import EnvSpec, EnvStep, VectorEnv
+from cleanba.envs.spec import ACTION_MASK, EnvSpec, EnvStep, VectorEnv
 from cleanba.runtime.timer import Timer
 from cleanba.sebulba.channel import Channel, DevicePriority
 from cleanba.sebulba.env_scheduler import EnvScheduler
 from cleanba.sebulba.env_states import EnvStates
 from cleanba.sebulba.inference import unpack
-from cleanba.sebulba.rollout import RolloutBuffer
+from cleanba.sebulba.rollout import NotFinite, RolloutBuffer
 
 
 class Version(NamedTuple):
@@ -70,6 +71,7 @@ class Actor:
     priority: DevicePriority  # over the learner, on a device that both use
     first_update: int  # 0, or where a resumed run continues
     progress: np.ndarray  # [1]: steps done, for whoever shows them
+    return_discount: float | None = None  # of discounted returns, if the algorithm asks for them
 
     def __post_init__(self) -> None:
         envs = self.plan.envs_per_actor
@@ -84,11 +86,14 @@ class Actor:
         self._episode_start = np.ones(envs, np.bool_)  # whether its last observation starts an episode
         self._stacked = [spec.stack > 1 for spec in specs]
         self._any_stacked = any(self._stacked)
+        names = sorted(self.env.obs) if isinstance(self.env.obs, dict) else []
+        self._mask_leaf = names.index(ACTION_MASK) if ACTION_MASK in names else None
         self._frame_stack = DeviceFrameStack(self.env, envs, self.device)
         self._states = EnvStates(self.initial_state, self.device)
         # The last observations, by leaf: what is new in them, and the older frames of a rollout's first ones.
         self._newest = [np.empty((envs, *spec.new_shape), spec.dtype) for spec in specs]
         self._older = [np.empty((envs, spec.stack - 1, *spec.new_shape), spec.dtype) for spec in specs]
+        self._discounted = np.zeros(envs, np.float32)  # return of the episode so far, crosses updates
         self._since_reset = np.zeros(envs, np.int8)  # frames between the last reset and that observation
         self.versions: dict[int, Version] = {}  # by the update they act for
         self._open: dict[int, OpenRollout] = {}  # by update
@@ -120,7 +125,10 @@ class Actor:
         if update < self.plan.updates and (version := from_channel()):
             self.versions[update] = version
             stateful = not self._states.is_empty
-            buffer = RolloutBuffer(self.plan, self.env, self.like, stateful=stateful)
+            with_returns = self.return_discount is not None
+            buffer = RolloutBuffer(
+                self.plan, self.env, self.like, stateful=stateful, with_returns=with_returns
+            )
             self._open[update] = OpenRollout(buffer, self._states.copy(), self._states.copy(), set(), {})
 
     def _send(self, env: np.ndarray) -> None:
@@ -129,6 +137,7 @@ class Actor:
         obs = [newest[env] for newest in self._newest]
         with self._timer("inference"), self.priority.acquire():
             decision, version = self.choose(obs, env, step)
+        self._check_finite(decision.action, env, step)
         with self._timer("environment"):
             self.envs.send(decision.action, env)
         for update, at in self._by_update(step):
@@ -150,13 +159,17 @@ class Actor:
             stacks = [x for x, stacked in zip(obs, self._stacked, strict=True) if stacked]
             self._since_reset[env] = frames_since_reset(self._since_reset[env], stacks, ~self._valid[env])
         self._keep(env, obs)
+        ended = env_step.terminated | env_step.truncated
+        self._count_returns(env_step)
         for update, at in self._by_update(step):
             self._write_outcome(self._open[update].buffer, env_step, obs, step[at] % self.plan.num_steps, at)
         for e, episode in self._tracker.add(env_step, self._valid[env]).items():
             update, t = divmod(int(self._scheduler.step[e]) - 1, self.plan.num_steps)
             self._open[update].episodes[t, e] = episode
         self._episode_start[env] = ~self._valid[env]  # after a reset an episode starts
-        self._valid[env] = ~(env_step.terminated | env_step.truncated)
+        self._valid[env] = ~ended
+        self._discounted[env[ended]] = 0.0
+        self._check_masks(env, obs, step)
         self._scheduler.mark_ready(env)
         self.progress[0] = self._scheduler.step.mean()
         if self._scheduler.completed == (self._update + 1) * self.plan.num_steps:
@@ -168,6 +181,8 @@ class Actor:
         env = env_step.env[at]
         outcome = (env_step.reward[at], env_step.terminated[at], env_step.truncated[at])
         buffer.write(t, env, reward=[outcome[0]], terminated=[outcome[1]], truncated=[outcome[2]])
+        if self.return_discount is not None:
+            buffer.write(t, env, discounted_return=[self._discounted[env]])
         at_end = t == self.plan.num_steps - 1
         if at_end.any():
             ended = env[at_end]
@@ -186,10 +201,32 @@ class Actor:
             seen["episode_start"] = [episode_start]
         return seen
 
+    def _count_returns(self, env_step: EnvStep) -> None:
+        if self.return_discount is not None:
+            env, reward = env_step.env, env_step.reward * self._valid[env_step.env]
+            self._discounted[env] = self.return_discount * self._discounted[env] + reward
+
+    def _check_finite(self, action: np.ndarray, env: np.ndarray, step: np.ndarray) -> None:
+        """Before the environments see it: some would never return."""
+        if action.dtype.kind == "f" and not np.isfinite(action).all():
+            row = np.argwhere(~np.isfinite(action))[0][0]
+            update, t = divmod(int(step[row]), self.plan.num_steps)
+            where = f"at step {t} of environment {self.env_id[env[row]]}"
+            raise NotFinite(f"action is not finite in update {update + 1}, {where}")
+
+    def _check_masks(self, env: np.ndarray, obs: list[np.ndarray], step: np.ndarray) -> None:
+        """After an episode's end no action is taken, so there everything may be forbidden."""
+        if self._mask_leaf is not None:
+            stuck = self._valid[env] & ~obs[self._mask_leaf].any(axis=1)
+            for row in np.flatnonzero(stuck):
+                e, s = self.env_id[env[row]], step[row] + 1
+                raise UsageError(f"environment {e} of {self.env.env_id} forbids every action at its step {s}")
+
     def _begin(self, env_step: EnvStep) -> None:
         obs = obs_leaves(env_step.obs)
         self._keep(env_step.env, obs)
         self._keep_older(env_step.env, obs)
+        self._check_masks(env_step.env, obs, np.full(len(env_step.env), -1))
         self._scheduler.mark_ready(env_step.env)
 
     def _keep(self, env: np.ndarray, obs: list[np.ndarray]) -> None:

@@ -161,12 +161,20 @@ class Learner:
         """On all learners, from a state that every process has."""
         return jax.tree.map(partial(replicate, mesh=self._mesh), state)
 
-    def update(self, state: LearnerState, rollouts: list[Rollout], env_id: Array, update: int) -> Update:
+    def update(
+        self,
+        state: LearnerState,
+        rollouts: list[Rollout],
+        env_id: Array,
+        update: int,
+        acted_under: Extra = (),
+    ) -> Update:
         """One update from one rollout of each actor; `env_id` [N] are the environments in the batch's
-        columns. The rollouts are deleted."""
+        columns. `acted_under` is the extra of the version that acted: a rollout and its loss see
+        observations scaled by the same statistics. The rollouts are deleted."""
         stop = self.stop
         stop_vote = self._stop_vote(stop)
-        batch = self._prepare(state.published, tuple(rollouts))
+        batch = self._prepare(Published(state.params, acted_under), tuple(rollouts))
         if self.algorithm.next_extra is None:
             _delete(rollouts)  # the batch has its own copy
         learning_rate = float(self.algorithm.learning_rate(update, on_host(state.extra)))
@@ -175,7 +183,7 @@ class Learner:
         for epoch in range(self.algorithm.epochs):
             slots, statistics = self.plan_epoch(self.key, batch, env_id, np.int32(update), np.int32(epoch))
             for minibatch in range(self._plan.num_minibatches):
-                inputs = (state.published, batch, slots, statistics)
+                inputs = (Published(state.params, acted_under), batch, slots, statistics)
                 sums = self.minibatch_sums(*inputs, minibatch, in_flight)
                 if self.stop and not stop:
                     stop, stop_vote = True, self._stop_vote(True)

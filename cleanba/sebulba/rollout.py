@@ -23,7 +23,15 @@ class RolloutBuffer:
     learner is contiguous and is sent without another copy. A buffer is never reused: on CPUs the learners'
     arrays may share its memory."""
 
-    def __init__(self, plan: BatchPlan, env: EnvSpec, like: Decision, *, stateful: bool = False):
+    def __init__(
+        self,
+        plan: BatchPlan,
+        env: EnvSpec,
+        like: Decision,
+        *,
+        stateful: bool = False,
+        with_returns: bool = False,
+    ):
         """`like` has the shapes and types of a decision about one environment; a `stateful` policy needs to
         know where episodes start."""
 
@@ -42,6 +50,7 @@ class RolloutBuffer:
             **{name: [empty(np.bool_)] for name in ("terminated", "truncated", "valid")},
             since_reset=[empty(np.int8, plan.num_steps + 1)] if any(self._before) else [],
             episode_start=[empty(np.bool_, plan.num_steps + 1)] if stateful else [],
+            discounted_return=[empty(np.float32)] if with_returns else [],
         )
         self._record_names = tensor_names(like.record)
 
@@ -97,7 +106,7 @@ class RolloutBuffer:
             for x, before in zip(placed.pop("obs"), self._before, strict=True)
         ]
         record = jax.tree.unflatten(self._record_tree, placed.pop("record"))
-        rest = {name: leaves[0] for name, leaves in placed.items()}
+        rest = {name: leaves[0] if leaves else () for name, leaves in placed.items()}
         states = dict(first_state=put_state(first_state), last_state=put_state(last_state))
         states |= dict(episode_start=episode_start[0] if episode_start else ())
         return Rollout(obs=jax.tree.unflatten(self._obs_tree, obs), record=record, **rest, **states)

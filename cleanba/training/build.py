@@ -93,6 +93,7 @@ def make_actors(
             rollouts=channels.rollouts[index],
             priority=priority if device in shared else DevicePriority(),
             first_update=start.update,
+            return_discount=setup.algorithm.return_discount,
             progress=progress[index : index + 1],
         )
         for index, (env_id, device) in enumerate(

@@ -5,6 +5,7 @@ import faulthandler
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -73,6 +74,7 @@ class LearnerLoop(NamedTuple):
         state = self.first_state or self.learner.init(self.init_key)
         for _ in range(1 + self.lag):
             self.publish(self.first_update, state.published)
+        acted_under = deque([state.extra] * (1 + self.lag))  # as in the params channels
         for update in range(self.first_update, self.plan.updates):
             if self.profiler:
                 self.profiler.before(update)
@@ -81,7 +83,10 @@ class LearnerLoop(NamedTuple):
             self.channels.results.check_open()  # after a failure, earlier rollouts are not worth an update
             with timer("learning"):
                 rollouts = [output.rollout for output in outputs]
-                state, losses, rate, stop = self.learner.update(state, rollouts, self.env_id, update)
+                state, losses, rate, stop = self.learner.update(
+                    state, rollouts, self.env_id, update, acted_under.popleft()
+                )
+            acted_under.append(state.extra)
             with timer("publishing"):
                 self.publish(update + 1, state.published)
             if self.profiler:

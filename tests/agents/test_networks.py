@@ -8,10 +8,12 @@ import pytest
 from helpers.specs import make_spec
 
 from cleanba.agents.agent import act
-from cleanba.agents.distributions import Categorical
+from cleanba.agents.algorithm import Published
+from cleanba.agents.distributions import Categorical, DiagonalGaussian
 from cleanba.agents.networks import Impala, Nature, make_agent
 from cleanba.cleanba_ppo import Args
 from cleanba.config.errors import UsageError
+from cleanba.envs.spec import ActionSpec, ArraySpec, EnvSpec
 
 IMAGES = make_spec("Images", (4, 84, 84), np.uint8, 6)
 VECTORS = make_spec("Vectors", (5,), np.float32, 3)
@@ -184,3 +186,71 @@ def test_saved_models_find_their_params():
     assert sorted(params) == ["Dense_0", "Dense_1", "Dense_2", "torso"]
     assert sorted(params["torso"]) == [f"Conv_{i}" for i in range(10)]
     assert params["torso"]["Conv_5"]["kernel"].shape == (3, 3, 4, 4)
+
+
+# ------------------------------------------------------------------------------ dicts, actions, critics
+
+
+MIXED = EnvSpec(
+    "python",
+    "Mixed",
+    {},
+    {
+        "camera": ArraySpec((12, 12, 3), np.dtype(np.uint8)),
+        "speed": ArraySpec((2,), np.dtype(np.float32)),
+        "touch": ArraySpec((), np.dtype(np.float32)),
+    },
+    ActionSpec.box(np.array([-1.0, 0.0]), np.array([1.0, 3.0])),
+)
+
+
+def mixed_obs(rows=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return {name: spec.random(rng, rows) for name, spec in MIXED.obs.items()}
+
+
+def test_every_entry_of_a_dict_matters_and_goes_its_own_way():
+    agent = make_agent(Args(**SMALL), MIXED)
+    published = jax.jit(agent.init)(jax.random.key(0))
+    assert "torsos_camera" in published.params["params"], "the image has no convolutions"
+    _, value, _ = agent.apply(published, mixed_obs())
+    for name in MIXED.obs:
+        _, changed, _ = agent.apply(published, mixed_obs() | {name: mixed_obs(seed=1)[name]})
+        assert not np.allclose(changed, value), name
+
+
+def test_a_box_gets_a_gaussian_that_starts_wide_and_centred():
+    agent = make_agent(Args(**SMALL), MIXED)
+    policy, _, _ = agent.apply(jax.jit(agent.init)(jax.random.key(0)), mixed_obs())
+    assert isinstance(policy, DiagonalGaussian) and policy.mean.shape == (3, 2)
+    np.testing.assert_array_equal(policy.log_std, 0)
+    assert np.abs(policy.mean).max() < 0.1
+
+
+def test_a_separate_critic_shares_no_dense_layer():
+    """The gradient of the value does not reach the policy's layers, and the other way round."""
+    agent = make_agent(Args(hiddens=(8,), separate_critic=True), VECTORS)
+    published = jax.jit(agent.init)(jax.random.key(0))
+    obs = np.ones((2, 5), np.float32)
+
+    def moved(loss):
+        gradient = jax.grad(lambda params: loss(*agent.apply(published._replace(params=params), obs)[:2]))
+        kernels = gradient(published.params)["params"]
+        return {name for name, layer in kernels.items() if np.any(layer["kernel"])}
+
+    assert moved(lambda policy, value: value.sum()) == {"Dense_2", "Dense_3"}
+    assert moved(lambda policy, value: policy.logits[0, 0]) == {"Dense_0", "Dense_1"}
+
+
+@pytest.mark.parametrize(("activation", "at_minus_one"), [("relu", 0.0), ("tanh", np.tanh(-1.0))])
+def test_the_activation_is_a_flag(activation, at_minus_one):
+    agent = make_agent(Args(hiddens=(1,), activation=activation), make_spec("One", (1,), np.float32, 2))
+    params = jax.tree.map(jnp.ones_like, jax.jit(agent.init)(jax.random.key(0)).params)
+    _, value, _ = agent.apply(Published(params), np.array([[-2.0]], np.float32))  # -2 + 1 before it
+    np.testing.assert_allclose(value, [at_minus_one + 1], rtol=1e-6)
+
+
+def test_masks_of_other_actions_than_discrete_are_refused():
+    obs = {"action_mask": ArraySpec((2,), np.dtype(np.bool_)), "speed": ArraySpec((2,), np.dtype(np.float32))}
+    with pytest.raises(UsageError, match="masks are for discrete actions only"):
+        make_agent(Args(), MIXED._replace(obs=obs))

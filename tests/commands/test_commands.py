@@ -114,7 +114,7 @@ def test_an_unknown_cleanba_command_is_refused(monkeypatch, capsys):
             "--env-id Brekout-v5",
             "--env-id Brekout-v5 is not an EnvPool environment; did you mean Breakout",
         ),
-        ("--env-id Pendulum-v1", "continuous actions, which are not supported yet"),
+        ("--env-options {}x", "--env-options {}x is not JSON"),
         (
             "--learner-device-ids 9",
             "--learner-device-ids 9 does not exist; this process has 8 cpu devices",

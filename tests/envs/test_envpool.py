@@ -2,6 +2,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
+import gymnasium.spaces as spaces
 import numpy as np
 import pytest
 
@@ -10,6 +11,7 @@ from cleanba.config.errors import UsageError
 from cleanba.envs.envpool import Envs, env_spec, env_threads
 from cleanba.envs.episodes import Episode, EpisodeTracker
 from cleanba.envs.seeding import env_seeds
+from cleanba.envs.spaces import action_spec, obs_specs
 from cleanba.envs.spec import EnvStep
 
 
@@ -58,10 +60,9 @@ def test_the_presets_differ_where_their_papers_do():
         ("CartPole-v1", (4,), np.float32, 2),
         ("Catch-v0", (10, 5), np.float32, 3),
         ("Taxi-v3", (500,), np.float32, 6),  # a number: one-hot
-        ("MiniGrid-Empty-5x5-v0", (4 + 7 * 7 * 3 + 96,), np.float32, 7),  # a dict: flattened
     ],
 )
-def test_every_kind_of_observation_becomes_one_array(env_id, shape, dtype, actions):
+def test_boxes_stay_as_they_are_and_numbers_become_one_hot(env_id, shape, dtype, actions):
     spec = env_spec(Args(env_id=env_id))
     assert (spec.obs.shape, spec.obs.dtype, spec.action.n) == (shape, dtype, actions)
     envs = make(env_id, preset="machado")
@@ -79,12 +80,88 @@ def test_discrete_observations_are_one_hot():
     [
         ("breakout-v4", "--env-id breakout-v4 is not an EnvPool environment; did you mean Breakout-v5"),
         ("qqqqqq", "envpool.list_all_envs"),
-        ("Pendulum-v1", "--env-id Pendulum-v1 has continuous actions, which are not supported yet"),
     ],
 )
 def test_environments_that_cannot_be_trained_are_refused(env_id, message):
     with pytest.raises(UsageError, match=message):
         env_spec(Args(env_id=env_id))
+
+
+def test_a_dict_of_observations_stays_a_dict():
+    spec = env_spec(Args(env_id="MiniGrid-Empty-5x5-v0"))
+    assert spec.obs["image"].is_image and spec.obs["direction"].shape == (4,)
+    obs = first_obs(make("MiniGrid-Empty-5x5-v0"))
+    assert {name: (x.shape[1:], x.dtype) for name, x in obs.items()} == {
+        name: (x.shape, x.dtype) for name, x in spec.obs.items()
+    }
+    np.testing.assert_array_equal(obs["direction"].sum(axis=1), 1)
+
+
+def test_entries_of_nested_dicts_have_a_path():
+    space = spaces.Dict(goal=spaces.Dict(at=spaces.Box(0, 1, (2,))), speed=spaces.Box(0, 1, ()))
+    assert {name: spec.shape for name, spec in obs_specs("Nested", space).items()} == {
+        "goal/at": (2,),
+        "speed": (),
+    }
+
+
+def test_continuous_actions_are_clipped_to_the_bounds():
+    """Pendulum's are -2 to 2: a larger one does what 2 does."""
+    spec = env_spec(Args(env_id="Pendulum-v1"))
+    assert (spec.action.shape, spec.action.low, spec.action.high) == ((1,), (-2.0,), (2.0,))
+    received = []
+    for torque in (2.0, 50.0):
+        envs = make("Pendulum-v1", seeds=(1, 1))
+        envs.reset()
+        envs.receive()
+        envs.send(np.full((2, 1), torque, np.float32), np.arange(2, dtype=np.int32))
+        received.append(envs.receive())
+    np.testing.assert_array_equal(received[0].obs, received[1].obs)
+    np.testing.assert_array_equal(received[0].reward, received[1].reward)
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Box(-np.inf, 1, (2,)), "has actions without bounds"),
+        (spaces.Box(0, 5, (2,), np.int32), "wrap it so that they are Discrete, MultiDiscrete"),
+        (spaces.Discrete(3, start=1), "wrap it so that they are Discrete"),
+        (spaces.Tuple([spaces.Discrete(2)]), "wrap it so that they are Discrete"),
+    ],
+)
+def test_actions_that_no_policy_can_take_are_refused(space, message):
+    with pytest.raises(UsageError, match=message):
+        action_spec("Odd", space)
+
+
+@pytest.mark.parametrize("space", [spaces.Tuple([spaces.Discrete(2)]), spaces.Text(3)])
+def test_observations_that_no_network_can_see_are_refused(space):
+    with pytest.raises(UsageError, match=f"--env-id Odd has {type(space).__name__} observations"):
+        obs_specs("Odd", space)
+
+
+def test_options_go_over_those_of_the_preset():
+    options = env_spec(Args(env_options='{"frame_skip": 2, "noop_max": 5}')).options
+    assert (options["frame_skip"], options["noop_max"], options["stack_num"]) == (2, 5, 4)
+    assert env_spec(Args(env_id="CartPole-v1", env_options='{"max_episode_steps": 9}')).options == {
+        "max_episode_steps": 9
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ('{"frame_skp": 2}', "Breakout-v5 has no option 'frame_skp'; it has frame_skip"),
+        ('{"num_envs": 2}', "has no option 'num_envs'"),
+        ('{"frame_skip": "2"}', "frame_skip of Breakout-v5 is '2'; give a value like 4"),
+        ('{"frame_skip": true}', "frame_skip of Breakout-v5 is True; give a value like 4"),
+        ("{frame_skip: 2}", "is not JSON"),
+        ("[1]", "is not a JSON object"),
+    ],
+)
+def test_options_that_the_environment_does_not_have_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        env_spec(Args(env_options=options))
 
 
 def test_environment_threads_are_shared_out(monkeypatch):

@@ -1,0 +1,72 @@
+"""From Gymnasium's spaces to specifications, for every backend."""
+
+import json
+from typing import Any
+
+import gymnasium.spaces as spaces
+import numpy as np
+
+from cleanba.config.errors import UsageError
+from cleanba.envs.spec import ActionSpec, ArraySpec
+
+FOUR_BYTES = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
+
+
+def four_bytes(dtype: Any) -> np.dtype:
+    """JAX has no wider numbers unless asked."""
+    return FOUR_BYTES.get(np.dtype(dtype), np.dtype(dtype))
+
+
+def obs_specs(env_id: str, space: Any) -> Any:
+    """Boxes stay as they are, discrete observations become one-hot, dicts stay dicts, without nesting."""
+    match space:
+        case spaces.Discrete():
+            return ArraySpec((int(space.n),), np.dtype(np.float32))
+        case spaces.Dict():
+            return {name: obs_specs(env_id, part) for name, part in flat_entries(space).items()}
+        case spaces.Box() | spaces.MultiBinary() | spaces.MultiDiscrete():
+            return ArraySpec(space.shape, four_bytes(space.dtype))
+        case _:
+            raise UsageError(
+                f"--env-id {env_id} has {type(space).__name__} observations, which no network here can see; "
+                "wrap it so that they are Box, Discrete or Dict"
+            )
+
+
+def flat_entries(space: spaces.Dict) -> dict[str, Any]:
+    """Those of nested dicts are a/b."""
+    flat: dict[str, Any] = {}
+    for name, part in space.items():
+        inner = flat_entries(part) if isinstance(part, spaces.Dict) else {"": part}
+        flat |= {f"{name}/{key}" if key else name: entry for key, entry in inner.items()}
+    return flat
+
+
+def action_spec(env_id: str, space: Any) -> ActionSpec:
+    match space:
+        case spaces.Discrete(start=0):
+            return ActionSpec("discrete", n=int(space.n))
+        case spaces.MultiDiscrete() if not np.any(space.start):
+            return ActionSpec.multi_discrete(np.ravel(space.nvec).tolist())
+        case spaces.Box() if space.dtype.kind == "f":
+            if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+                raise UsageError(
+                    f"--env-id {env_id} has actions without bounds ({space}); wrap it so that they are finite"
+                )
+            return ActionSpec.box(space.low, space.high)
+        case _:
+            raise UsageError(
+                f"--env-id {env_id} has {space} actions; wrap it so that they are Discrete, MultiDiscrete "
+                "(both from 0) or a Box of floats"
+            )
+
+
+def parse_options(text: str) -> dict[str, Any]:
+    """The JSON object of --env-options."""
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--env-options {text} is not JSON ({error}); give '{{\"name\": value}}'") from None
+    if not isinstance(options, dict):
+        raise UsageError(f"--env-options {text} is not a JSON object; give '{{\"name\": value}}'")
+    return options
