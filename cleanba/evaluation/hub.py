@@ -13,7 +13,7 @@ from cleanba.config.flags import RunArgs
 from cleanba.evaluation.evaluate import Evaluation
 from cleanba.evaluation.model import SUFFIX, Model
 from cleanba.runtime.command import need_extra
-from cleanba.runtime.files import file_name
+from cleanba.runtime.files import atomic_write, file_name
 from cleanba.runtime.messages import first_line, say
 
 UPLOADED = ["README.md", "args.json", "evaluation.json", "metrics.jsonl", "learning_curve.png", f"*{SUFFIX}"]
@@ -99,10 +99,12 @@ def upload(run_dir: Path, model: Model, evaluation: Evaluation | None) -> str:
     disable_progress_bars()
     card = run_dir / "README.md"
     expected = repo_name(model.args) if model.args.hf_entity else f"YOUR-NAME/{repo_name(model.args)}"
-    card.write_text(model_card(model, expected, evaluation))  # so that it exists if the Hub does not answer
+    atomic_write(
+        card, model_card(model, expected, evaluation).encode()
+    )  # so that it exists if the Hub does not answer
     api = HfApi()
     repo = api.create_repo(repo_name(model.args), exist_ok=True)
-    card.write_text(model_card(model, repo.repo_id, evaluation))
+    atomic_write(card, model_card(model, repo.repo_id, evaluation).encode())
     api.upload_folder(
         repo_id=repo.repo_id,
         folder_path=run_dir,

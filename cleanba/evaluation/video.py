@@ -54,6 +54,7 @@ class Video:
         """Without imageio-ffmpeg's own functions: they fork, which jax warns about."""
         import imageio_ffmpeg  # an extra
 
+        self._unfinished.unlink(missing_ok=True)  # the encoder would follow a link
         raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self._fps:g}"]
         even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # yuv420p needs even sizes
         mp4 = ["-c:v", "libx264", "-crf", "20", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]

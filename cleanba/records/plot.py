@@ -1,5 +1,6 @@
 """Learning curves of runs. Needs matplotlib (the extra `plot`)."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from matplotlib.ticker import EngFormatter
 
 from cleanba.records.row import RECENT_GAMES
 from cleanba.records.run_folder import read_rows
+from cleanba.runtime.files import atomic_write
 
 FORMATS = FigureCanvasBase.get_supported_filetypes()  # by suffix
 
@@ -28,4 +30,6 @@ def plot_runs(run_dirs: Sequence[Path], out: Path, labels: Sequence[str] | None 
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small", loc="best")
-    figure.savefig(out, dpi=150)
+    image = io.BytesIO()
+    figure.savefig(image, dpi=150, format=out.suffix[1:])
+    atomic_write(out, image.getvalue())

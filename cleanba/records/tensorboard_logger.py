@@ -43,6 +43,9 @@ class TensorBoard:
             values = [summary.scalar(name, value).value[0] for name, value in charts(row).items()]
             self._write(step=row["global_step"], summary=Summary(value=values))
 
+    def keep_in(self, folder: Path) -> None:
+        self._file.keep_in(folder)
+
     def close(self) -> None:
         self._file.close()
 

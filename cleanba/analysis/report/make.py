@@ -122,7 +122,8 @@ def earlier_report(out: Path) -> list[Path]:
         raise UsageError(f"--out {out} exists and is not a report; give another folder")
     for path in found:
         if path.is_symlink() or not REPORT_FILE.fullmatch(path.relative_to(out).as_posix()):
-            raise UsageError(f"--out {out} contains {path.name}, which is not of a report; give another folder")
+            what = f"--out {out} contains {path.name}, which is not of a report"
+            raise UsageError(f"{what}; give another folder")
     return found
 
 
