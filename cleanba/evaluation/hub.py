@@ -14,7 +14,7 @@ from cleanba.evaluation.evaluate import Evaluation
 from cleanba.evaluation.model import SUFFIX, Model
 from cleanba.runtime.command import need_extra
 from cleanba.runtime.files import atomic_write, file_name
-from cleanba.runtime.messages import first_line, say
+from cleanba.runtime.messages import first_line, printable, say
 
 UPLOADED = ["README.md", "args.json", "evaluation.json", "metrics.jsonl", "learning_curve.png", f"*{SUFFIX}"]
 UPLOADED += ["events.out.tfevents.*", "replay.mp4"]  # the Hub shows replay.mp4 as the agent's video
@@ -178,5 +178,6 @@ def _only_model(names: list[str], where: str, fix: str) -> str:
     if not models:
         raise UsageError(f"{where} has no {SUFFIX} file; {fix}")
     if len(models) > 1:
-        raise UsageError(f"{where} has several models; give one of {', '.join(sorted(models))}")
+        found = printable(", ".join(sorted(models)))
+        raise UsageError(f"{where} has several models; give one of {found}")
     return models[0]

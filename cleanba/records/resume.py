@@ -172,8 +172,9 @@ def _merge(run_dir: Path, record: dict[str, Any], args: Args, given: Set[str] | 
     recorded = with_tuples(record["args"])
     shared = {field.name for field in dataclasses.fields(RunArgs)}  # a newer version may have added some
     if differing := sorted(recorded.keys() - names | names - recorded.keys() - shared):
+        shown = printable(", ".join(map(flag, differing)))
         raise OtherRun(
-            f"{run_dir} is a run of another algorithm, by its arguments ({', '.join(map(flag, differing))}); "
+            f"{run_dir} is a run of another algorithm, by its arguments ({shown}); "
             "resume it with the command that started it"
         )
     before = dataclasses.replace(args, **recorded)
