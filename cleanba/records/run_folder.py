@@ -27,6 +27,7 @@ from cleanba.runtime.files import RetryingFile, atomic_write, file_name, open_to
 from cleanba.runtime.messages import say
 
 ARGS, METRICS, FINISHED = "args.json", "metrics.jsonl", "finished.json"
+MAX_RETURN, MAX_COUNT = 1e30, 1e15  # larger ones in a file are damage
 
 
 # ------------------------------------------------------------------------------------------- the folder
@@ -195,7 +196,7 @@ def sample_rows(run_dir: Path, max_rows: int, until_step: int | None) -> tuple[l
     line was damaged. A run resumed from an earlier checkpoint may have written an update twice: the later row
     counts."""
     *complete, _ = read_regular(run_dir / METRICS).split(b"\n")  # the last line may still be being written
-    lines = [line + b"\n" for line in complete]
+    lines = [line + b"\n" for line in complete if not re.match(rb'{"global_step": *\d+, *"eval/', line)]
     if until_step:
         steps = (re.search(rb'"global_step": *(\d+)', line) for line in lines)
         lines = [ln for ln, step in zip(lines, steps, strict=True) if not step or int(step[1]) <= until_step]
@@ -216,14 +217,17 @@ def sample_rows(run_dir: Path, max_rows: int, until_step: int | None) -> tuple[l
 
 
 def _curve_row(line: bytes) -> Row:
-    """Empty if the step or the time is missing, or something is not a finite number."""
+    """Empty if the step or the time is missing, or something is no number that can be averaged."""
     row = parse_row(line)
-    with suppress(KeyError, TypeError):
-        numbers = [row[name] for name in ("global_step", "seconds")]
-        numbers += [row[name] for name in ("charts/avg_episodic_return", "charts/SPS") if name in row]
-        if all(map(math.isfinite, numbers)):
-            return row
+    counts = [row.get("global_step"), row.get("seconds"), row.get("charts/SPS", 0)]
+    if all(is_number(x, MAX_COUNT) for x in counts) and is_number(row.get("charts/avg_episodic_return", 0)):
+        return row
     return {}
+
+
+def is_number(value: Any, most: float = MAX_RETURN) -> bool:
+    """Not NaN either, and no larger than any result that makes sense: its square can be summed, and drawn."""
+    return isinstance(value, int | float) and abs(value) <= most
 
 
 def is_locked(run_dir: Path) -> bool:

@@ -37,7 +37,9 @@ def test_every_figure_and_table_has_two_formats(made):
     assert pong["ppo runs"] == "3" and pong["ppo runs that do not count"] == "1"
     assert float(pong["DQN (published) score"]) == 18.9 and float(pong["ppo mean"]) > 0
     markdown = (out / "tables" / "scores.md").read_text().splitlines()
-    assert markdown[0] == "| Game | <b>impala</b> | ppo | DQN (published) |" and len(markdown) == 9
+    assert (
+        markdown[0] == "| Game | &lt;b&gt;impala&lt;/b&gt; | ppo | DQN (published) |" and len(markdown) == 9
+    )
     assert "3 of 4 runs)" in markdown[7]
 
 
