@@ -23,7 +23,7 @@ from cleanba.records.resume import AUTO, StartPoint, choose_start
 from cleanba.records.row_builder import ProcessReport
 from cleanba.records.run_folder import make_run_dir, mark_finished
 from cleanba.runtime.command import CleanExit, command
-from cleanba.runtime.compilation import use_compilation_cache
+from cleanba.runtime.compilation_cache import use_compilation_cache
 from cleanba.runtime.determinism import make_deterministic
 from cleanba.runtime.messages import say
 from cleanba.runtime.profiler import PROFILE, Profiler
