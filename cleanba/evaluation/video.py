@@ -42,7 +42,10 @@ class Video:
                 self._encoder.kill()
             self._encoder.communicate()
             if self._encoder.returncode == 0:
-                self._unfinished.replace(self.path)
+                try:
+                    self._unfinished.replace(self.path)
+                except OSError as error:  # its folder was moved or deleted
+                    self.problem = str(error)
             else:
                 self._unfinished.unlink(missing_ok=True)
                 self._stderr.seek(0)

@@ -93,13 +93,12 @@ def evaluate_outcome(
             )
         if video and video.problem:
             say(f"the video failed: {video.problem}")
-        outcome = keep_again(args, outcome, recorder)
-        evaluation.save(outcome.run_dir / "evaluation.json")
+        evaluation.save(recorder.locate() / "evaluation.json")
         scores = {f"eval/{name}": value for name, value in evaluation.scores().items()}
         for writer in recorder.writers:
             writer.write({"global_step": model.steps} | scores)
         outcome = outcome._replace(evaluation=evaluation)
-    return outcome
+    return keep_again(args, outcome, recorder)
 
 
 def keep_again(args: RunArgs, outcome: Outcome, recorder: RunRecorder) -> Outcome:
