@@ -31,7 +31,7 @@ from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs, flag, parse_args
 from cleanba.runtime.code_version import code_version
 from cleanba.runtime.command import command
-from cleanba.runtime.compilation import use_compilation_cache
+from cleanba.runtime.compilation_cache import use_compilation_cache
 from cleanba.runtime.determinism import circumstances, make_deterministic
 from cleanba.runtime.files import atomic_write, file_name
 from cleanba.runtime.machine import available_cores

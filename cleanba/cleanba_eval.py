@@ -15,6 +15,7 @@ from cleanba.evaluation.model import load_model
 from cleanba.runtime.command import CleanExit, command, need_extra
 from cleanba.runtime.determinism import make_deterministic
 from cleanba.runtime.files import file_name
+from cleanba.runtime.messages import printable, show
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def run(args: Args, console: Console) -> None:
         need_extra("--video", "imageio_ffmpeg", "video")
     model = load_model(find_model(args.model), args.algorithm)
     name = f"{model.env.env_id}  ·  {model.args.exp_name}, seed {model.args.seed}, {model.steps:,} steps"
-    show(console, f"{name}  ·  on {jax.local_devices()[0].device_kind}")
+    show(console, f"{printable(name)}  ·  on {jax.local_devices()[0].device_kind}")
     path = Path(file_name(f"{model.env.env_id}__{model.args.exp_name}__{model.args.seed}__{args.seed}.mp4"))
     with (
         recording(model, path if args.video else None) as video,
@@ -56,10 +57,6 @@ def run(args: Args, console: Console) -> None:
         raise CleanExit(f"the video failed: {video.problem}")
     if video:
         show(console, f"video: {video.path}")
-
-
-def show(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:

@@ -33,7 +33,7 @@ class Args:
     steps: int | None = None
     """compare all runs at this step and ignore what came later; default: each run at its own end"""
     out: Path = Path("report")
-    """folder for the report; an earlier report there is replaced"""
+    """folder for the report; an earlier report there is replaced, anything else never"""
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:

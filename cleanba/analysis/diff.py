@@ -1,6 +1,7 @@
 """Compare two runs, update by update."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,8 @@ from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs, flag
 from cleanba.config.marks import CHANGES_NO_BIT, ONLY_LOGS, marked
 from cleanba.records.row import Row
-from cleanba.records.run_folder import DamagedRecord, read_record, read_rows
+from cleanba.records.run_folder import MAX_COUNT, DamagedRecord, is_number, read_record, read_rows
+from cleanba.runtime.messages import printable
 
 DIGESTS = ("data_digest", "params_digest")
 NOT_METRICS = {"update", "global_step", *DIGESTS}
@@ -29,11 +31,15 @@ def read_run(path: Path) -> RecordedRun:
         raise UsageError(f"{path} is not a run folder: {error.filename}: {error.strerror}") from error
     except DamagedRecord as damage:
         raise UsageError(f"{damage}; compare another run") from None
-    complete = [row for row in rows if type(row.get("update")) is int and row.keys() >= set(DIGESTS)]
+    complete = [row for row in rows if _count(row.get("update")) and row.keys() >= set(DIGESTS)]
     by_update = {row["update"]: row for row in complete}
     if not by_update:
         raise UsageError(f"{path} has no complete update in metrics.jsonl; compare another run")
     return RecordedRun(path, record, by_update)
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 < value <= MAX_COUNT
 
 
 def check_comparable(a: RecordedRun, b: RecordedRun) -> None:
@@ -91,12 +97,12 @@ def drifts(a: RecordedRun, b: RecordedRun, first: int) -> list[tuple[str, str, s
         distance = {u: _distance(a.rows[u].get(metric), b.rows[u].get(metric)) for u in updates}
         worst = max(updates, key=lambda u: distance[u])
         if distance[worst] and not metric.endswith("seconds") and "SPS" not in metric:
-            found.append((metric, f"{distance[first]:.3g}", f"{distance[worst]:.3g}", str(worst)))
+            found.append((printable(metric), f"{distance[first]:.3g}", f"{distance[worst]:.3g}", str(worst)))
     return found
 
 
 def _distance(x: Any, y: Any) -> float:
-    return abs(x - y) if isinstance(x, int | float) and isinstance(y, int | float) else 0.0
+    return abs(x - y) if is_number(x) and is_number(y) else 0.0
 
 
 def show_circumstances(a: RecordedRun, b: RecordedRun) -> list[str]:
@@ -104,7 +110,7 @@ def show_circumstances(a: RecordedRun, b: RecordedRun) -> list[str]:
     names = [name for name in in_a | in_b if in_a.get(name) != in_b.get(name)]
     if not names:
         return ["all recorded circumstances are the same"]
-    rows = [(name, _text(in_a.get(name)), _text(in_b.get(name))) for name in names]
+    rows = [(printable(name), _text(in_a.get(name)), _text(in_b.get(name))) for name in names]
     return ["circumstances that differ:", *_columns([("", "A", "B"), *rows])]
 
 
@@ -113,9 +119,11 @@ def show_outcome(a: RecordedRun, b: RecordedRun, difference: tuple[int, str] | N
     common = sorted(a.rows.keys() & b.rows.keys())
     lines = []
     for name, run in (("A", a), ("B", b)):
-        if missing := set(range(1, max(run.rows) + 1)) - run.rows.keys():
-            rows = f"{len(missing)} row{'s' * (len(missing) > 1)}"
-            lines.append(f"{name} is missing {rows}, the first for update {min(missing)}")
+        if missing := max(run.rows) - len(run.rows):
+            first = next(update for update in itertools.count(1) if update not in run.rows)
+            lines.append(
+                f"{name} is missing {missing} row{'s' * (missing > 1)}, the first for update {first}"
+            )
     if difference is None:
         ends = max(a.rows), max(b.rows)
         longer = "A" if ends[0] > ends[1] else "B"
@@ -138,7 +146,7 @@ def show_outcome(a: RecordedRun, b: RecordedRun, difference: tuple[int, str] | N
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_text, value)) or "-"
-    return "-" if value is None else " ".join(str(value).split()) or '""'
+    return "-" if value is None else printable(" ".join(str(value).split())) or '""'
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

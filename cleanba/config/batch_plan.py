@@ -73,7 +73,8 @@ def _inference_batch(args: RunArgs, stepping: str) -> int:
     parts = (n for n in (2, 3) if stepping == "async" and envs % n == 0)
     size = args.inference_batch or envs // next(parts, 1)
     if envs % size:
-        divisors = [n for n in range(1, envs + 1) if envs % n == 0]
+        small = [n for n in range(1, min(math.isqrt(envs), 10**5) + 1) if envs % n == 0]
+        divisors = sorted({*small, *(envs // n for n in small)})
         nearest = sorted(sorted(divisors, key=lambda n: abs(n - size))[:2])
         raise UsageError(
             f"--inference-batch {size} does not divide --local-num-envs {envs}; "

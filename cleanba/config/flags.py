@@ -1,15 +1,18 @@
 """The flags that every algorithm has: groups of fields, their defaults and help, their ranges."""
 
 import ast
+import builtins
 import dataclasses
 import functools
 import inspect
 import itertools
 import math
 import textwrap
+import types
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import tyro
 
@@ -26,6 +29,7 @@ from cleanba.config.marks import (
     marks_of,
 )
 
+MAX_WHOLE = 2**53  # of any flag: what JSON and float64 still count exactly
 CHUNK_FLAGS = tyro.conf.create_mutex_group(required=False, title="gradient chunks (one of the two)")
 
 
@@ -264,6 +268,34 @@ def given_flags(argv: list[str]) -> set[str]:
     return names | {name.removeprefix("no_") for name in names}
 
 
+def check_types(args: RunArgs) -> None:
+    """For flags that come from a file: those of a command line have the right types."""
+    for cls in type(args).__mro__:
+        for name, kind in inspect.get_annotations(cls, eval_str=True).items():
+            if name != "MARKS" and not _is_of(getattr(args, name), kind):
+                raise UsageError(f"{flag(name)} cannot be {getattr(args, name)!r}")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    parts = get_args(kind)
+    match get_origin(kind) or kind:
+        case typing.Annotated:
+            return _is_of(value, parts[0])
+        case typing.Literal:
+            return isinstance(value, str) and value in parts
+        case typing.Union | types.UnionType:
+            return any(_is_of(value, part) for part in parts)
+        case builtins.tuple:
+            return isinstance(value, tuple) and all(_is_of(x, parts[0]) for x in value)
+        case builtins.float:
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case builtins.int:
+            return type(value) is int
+        case plain if isinstance(plain, type):
+            return isinstance(value, plain)
+    return True  # a user's own kind of flag
+
+
 def check_ranges(args: RunArgs) -> None:
     for name, marks in marks_of(type(args)).items():
         value = getattr(args, name)
@@ -272,6 +304,8 @@ def check_ranges(args: RunArgs) -> None:
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
             given = f"{flag(name)} {number}"
+            if isinstance(number, int) and abs(number) > MAX_WHOLE:
+                raise UsageError(f"{flag(name)} {number:.3g} is too large; give at most {MAX_WHOLE}")
             if not math.isfinite(number):
                 raise UsageError(f"{given} is not finite; give a number")
             for problem in filter(None, (limit.problem(number) for limit in limits)):

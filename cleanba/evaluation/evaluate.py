@@ -17,6 +17,7 @@ from cleanba.envs.seeding import EVALUATION, env_seeds
 from cleanba.evaluation.atari_scores import human_normalized
 from cleanba.evaluation.model import Model, check_environment
 from cleanba.evaluation.video import Video
+from cleanba.runtime.files import atomic_write
 from cleanba.runtime.machine import free_cores
 
 MAX_ENVS = 64
@@ -59,7 +60,7 @@ class Evaluation(NamedTuple):
     def save(self, path: Path) -> None:
         episodes = [episode._asdict() for episode in self.episodes]
         record = {"env_id": self.env_id, "seed": self.seed, "scores": self.scores(), "games": episodes}
-        path.write_text(json.dumps(record, indent=2) + "\n")
+        atomic_write(path, json.dumps(record, indent=2).encode() + b"\n")
 
 
 def evaluate(

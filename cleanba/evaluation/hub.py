@@ -13,8 +13,8 @@ from cleanba.config.flags import RunArgs
 from cleanba.evaluation.evaluate import Evaluation
 from cleanba.evaluation.model import SUFFIX, Model
 from cleanba.runtime.command import need_extra
-from cleanba.runtime.files import file_name
-from cleanba.runtime.messages import first_line, say
+from cleanba.runtime.files import atomic_write, file_name
+from cleanba.runtime.messages import first_line, printable, say
 
 UPLOADED = ["README.md", "args.json", "evaluation.json", "metrics.jsonl", "learning_curve.png", f"*{SUFFIX}"]
 UPLOADED += ["events.out.tfevents.*", "replay.mp4"]  # the Hub shows replay.mp4 as the agent's video
@@ -99,10 +99,12 @@ def upload(run_dir: Path, model: Model, evaluation: Evaluation | None) -> str:
     disable_progress_bars()
     card = run_dir / "README.md"
     expected = repo_name(model.args) if model.args.hf_entity else f"YOUR-NAME/{repo_name(model.args)}"
-    card.write_text(model_card(model, expected, evaluation))  # so that it exists if the Hub does not answer
+    atomic_write(
+        card, model_card(model, expected, evaluation).encode()
+    )  # so that it exists if the Hub does not answer
     api = HfApi()
     repo = api.create_repo(repo_name(model.args), exist_ok=True)
-    card.write_text(model_card(model, repo.repo_id, evaluation))
+    atomic_write(card, model_card(model, repo.repo_id, evaluation).encode())
     api.upload_folder(
         repo_id=repo.repo_id,
         folder_path=run_dir,
@@ -176,5 +178,6 @@ def _only_model(names: list[str], where: str, fix: str) -> str:
     if not models:
         raise UsageError(f"{where} has no {SUFFIX} file; {fix}")
     if len(models) > 1:
-        raise UsageError(f"{where} has several models; give one of {', '.join(sorted(models))}")
+        found = printable(", ".join(sorted(models)))
+        raise UsageError(f"{where} has several models; give one of {found}")
     return models[0]

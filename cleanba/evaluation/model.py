@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +15,15 @@ from cleanba.agents.algorithm import Algorithm, Extra, Params, Published
 from cleanba.algorithms import ALGORITHMS, load_algorithm
 from cleanba.config.batch_plan import BatchPlan
 from cleanba.config.errors import UsageError
-from cleanba.config.flags import RunArgs, with_tuples
+from cleanba.config.flags import RunArgs, check_types
 from cleanba.config.topology import Topology
-from cleanba.envs.atari import ATARI_PRESETS
 from cleanba.envs.factory import describe
-from cleanba.envs.spec import EnvSpec, env_from_json, env_to_json
-from cleanba.runtime.files import atomic_write
+from cleanba.envs.spec import EnvSpec, env_to_json
+from cleanba.evaluation.header import FORMAT, Header, check_options, damaged, describe_env, read_header
+from cleanba.runtime.files import atomic_write, open_regular
+from cleanba.runtime.messages import printable
 from cleanba.runtime.tensors import check_tensors, named_leaves, named_tensors, slice_type, tensor_type
 
-FORMAT = 2  # file format; incremented when older code cannot read what newer code writes
 SUFFIX = ".cleanrl_model"
 PROBE_ROWS = 16  # observations to which a model remembers its policy's answers
 PROBE_TOLERANCE = 0.05  # of these answers: another device or precision rounds differently
@@ -86,20 +87,29 @@ def load_model(path: Path, algorithm: str | None = None) -> Model:
     """With the `algorithm` that trained it: by default the one of ALGORITHMS that it names. The name of a
     file is never imported; the user must give that file."""
     try:
+        os.close(open_regular(path))
         with safe_open(path, framework="numpy") as file:
-            model = _read(path, file, algorithm)
-            answers = json.loads((file.metadata() or {}).get("probe", "null"))
+            header = read_header(path, file.metadata() or {})
+            model = _read(path, file, header, algorithm)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except SafetensorError as error:
-        raise UsageError(f"{path} is damaged, perhaps truncated, or not a model ({error})") from error
-    if answers is not None and not agree(answers, probe(model)):
+        what = f"{path} is damaged, perhaps truncated, or not a model"
+        raise UsageError(f"{what} ({printable(str(error))})") from error
+    if header.probe is not None and not _answers_as_before(path, header.probe, model):
         used = algorithm or model.algorithm_name
         raise UsageError(
             f"the policy of {used} answers differently from when {path} was saved; "
             "give the file that trained it with --algorithm"
         )
     return model
+
+
+def _answers_as_before(path: Path, before: list[Any], model: Model) -> bool:
+    try:
+        return agree(before, probe(model))
+    except (TypeError, ValueError) as error:  # no arrays of numbers
+        raise damaged(path, error) from error
 
 
 def agree(before: list[Any], now: list[np.ndarray]) -> bool:
@@ -115,43 +125,31 @@ def agree(before: list[Any], now: list[np.ndarray]) -> bool:
     return all(rows.mean() >= PROBE_AGREEMENT for rows in (greedy, same, *(rows[same] for rows in record)))
 
 
-def _read(path: Path, file: Any, algorithm: str | None) -> Model:
-    metadata = file.metadata() or {}
-    try:
-        version = int(metadata["format"])
-    except (KeyError, ValueError):
-        raise UsageError(f"{path} is a safetensors file, but not a Cleanba model") from None
-    if version > FORMAT:
-        raise UsageError(
-            f"{path} was written by a newer Cleanba (format {version}, this one reads up to {FORMAT}); "
-            "update it"
-        )
-    try:
-        flags = with_tuples(json.loads(metadata["args"]))
-        name = metadata.get("algorithm") or ("ppo" if "clip_coef" in flags else "impala")
-        env = env_from_json(json.loads(metadata["env"]))
-        steps = int(metadata["steps"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{path} has a damaged header ({error!r})") from error
+def _read(path: Path, file: Any, header: Header, algorithm: str | None) -> Model:
+    name = header.algorithm
     if algorithm is None and name not in ALGORITHMS:
-        raise UsageError(f"{path} was trained by {name}; give that file: --algorithm {name}")
+        shown = printable(name)
+        raise UsageError(f"{path} was trained by {shown}; give that file: --algorithm {shown}")
     module = load_algorithm(algorithm or name)
     known = {field.name for field in dataclasses.fields(module.Args)}
     try:
-        args = module.Args(**{name: value for name, value in flags.items() if name in known})
-        plan = BatchPlan.create(args, Topology(args.actor_device_ids, args.learner_device_ids))
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{path} has a damaged header ({error!r})") from error
-    made = module.make_algorithm(args, env, plan)
+        args = module.Args(**{name: value for name, value in header.flags.items() if name in known})
+        check_types(args)
+        topology = Topology(args.actor_device_ids, args.learner_device_ids).check_ids()
+        plan = BatchPlan.create(args, topology)
+    except (TypeError, ValueError, UsageError) as error:
+        raise damaged(path, error) from error
+    made = module.make_algorithm(args, header.env, plan)
     template = jax.eval_shape(made.init, jax.random.key(0))
     params, extra = _read_tensors(path, file, template)
-    return Model(args, env, steps, params, made, name, extra)
+    return Model(args, header.env, header.steps, params, made, name, extra)
 
 
 def load_published(path: Path, fresh: Published) -> Published:
     """The params of a model, whichever algorithm trained it, if they have the names, shapes and types of
     those in `fresh`; its extra too, or else the fresh one. For a run that starts from them."""
     try:
+        os.close(open_regular(path))
         with safe_open(path, framework="numpy") as file:
             found = {name: slice_type(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
             extra = {name: kind for name, kind in found.items() if name.startswith("extra/")}
@@ -160,7 +158,8 @@ def load_published(path: Path, fresh: Published) -> Published:
             params = found.keys() - extra.keys()
             return Published(_read_tensors(path, file, Published(fresh.params), params).params, fresh.extra)
     except (OSError, SafetensorError) as error:
-        raise UsageError(f"{path} cannot be read, or is not a model ({error})") from error
+        reason = printable(str(error))
+        raise UsageError(f"{path} cannot be read, or is not a model ({reason})") from error
 
 
 def _types(template: Published) -> dict[str, str]:
@@ -173,28 +172,21 @@ def _types(template: Published) -> dict[str, str]:
 def _read_tensors(path: Path, file: Any, template: Published, names: set[str] | None = None) -> Published:
     """All tensors in the file, or those of these names, which must be those of the template."""
     expected = _types(template)
-    found = {name: slice_type(file.get_slice(name)) for name in names or file.keys()}
+    found = {printable(name): slice_type(file.get_slice(name)) for name in names or file.keys()}
     check_tensors(f"the params in {path} do not fit the arguments", found, expected)
     return jax.tree.unflatten(jax.tree.structure(template), map(file.get_tensor, expected))
 
 
 def check_environment(model: Model) -> None:
     """The installed EnvPool must have the environment that the model was trained in."""
-    unknown = model.env.options.keys() - ATARI_PRESETS["machado"].keys()
-    if unknown:
-        raise UsageError(f"the model's environment has unknown options: {', '.join(unknown)}")
     try:
+        check_options(model.env)
         installed = describe(model.env)
-    except (UsageError, TypeError) as error:  # TypeError: EnvPool does not know an option
-        raise UsageError(f"the model's environment is not in the installed EnvPool: {error}") from error
+    except (UsageError, TypeError, ValueError) as error:  # TypeError: EnvPool does not know an option
+        reason = printable(str(error))
+        raise UsageError(f"the model's environment is not in the installed EnvPool: {reason}") from error
     if installed != model.env:
         raise UsageError(
-            f"the model was trained in {_describe_env(model.env)}; "
-            f"the installed EnvPool has {_describe_env(installed)}"
+            f"the model was trained in {describe_env(model.env)}; "
+            f"the installed EnvPool has {describe_env(installed)}"
         )
-
-
-def _describe_env(env: EnvSpec) -> str:
-    obs = ", ".join(f"{'x'.join(map(str, x.shape))} {x.dtype.name}" for x in jax.tree.leaves(env.obs))
-    actions = f"{env.action.n} actions" if env.action.kind == "discrete" else f"{env.action.shape} actions"
-    return f"{env.env_id} with {actions} and {obs} observations"

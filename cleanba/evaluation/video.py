@@ -42,7 +42,10 @@ class Video:
                 self._encoder.kill()
             self._encoder.communicate()
             if self._encoder.returncode == 0:
-                self._unfinished.replace(self.path)
+                try:
+                    self._unfinished.replace(self.path)
+                except OSError as error:  # its folder was moved or deleted
+                    self.problem = str(error)
             else:
                 self._unfinished.unlink(missing_ok=True)
                 self._stderr.seek(0)
@@ -54,6 +57,7 @@ class Video:
         """Without imageio-ffmpeg's own functions: they fork, which jax warns about."""
         import imageio_ffmpeg  # an extra
 
+        self._unfinished.unlink(missing_ok=True)  # the encoder would follow a link
         raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self._fps:g}"]
         even = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2"]  # yuv420p needs even sizes
         mp4 = ["-c:v", "libx264", "-crf", "20", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]

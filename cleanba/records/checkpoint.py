@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import re
 import time
 from contextlib import suppress
@@ -17,7 +18,7 @@ from safetensors.numpy import save
 from cleanba.config.errors import UsageError
 from cleanba.envs.episodes import Episode
 from cleanba.records.row import Row
-from cleanba.runtime.files import atomic_write
+from cleanba.runtime.files import atomic_write, open_regular
 from cleanba.runtime.messages import first_line, say
 from cleanba.runtime.tensors import check_tensors, named_leaves, named_tensors, slice_type, tensor_type
 from cleanba.sebulba.learner import LearnerState
@@ -42,15 +43,22 @@ class Checkpoint(NamedTuple):
     recent: list[Episode]  # the episodes over which returns are averaged
     tracker: str | None  # id of the Weights & Biases run
     saved: Saved
+    run_id: str | None = None  # of the run whose state it is; None: unknown, from an earlier version
 
 
 class Damaged(Exception):
     """The file is not as it was written. The message is one line."""
 
 
+class Unreadable(UsageError):
+    """The file may be intact, but cannot be read now."""
+
+
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     tensors = named_tensors(checkpoint.saved)
-    about = json.dumps({name: value for name, value in checkpoint._asdict().items() if name != "saved"})
+    fields = checkpoint._asdict()
+    left_out = {"saved"} | ({"run_id"} if fields.get("run_id") is None else set())
+    about = json.dumps({name: value for name, value in fields.items() if name not in left_out})
     digest = _digest_header(about, _types(tensors))
     digests = {"header_digest": digest.hexdigest(), "digest": _add_tensors(digest, tensors).hexdigest()}
     atomic_write(path, save(tensors, {"format": str(FORMAT), "about": about, **digests}))
@@ -60,6 +68,7 @@ def load_checkpoint(path: Path, like: Saved) -> Checkpoint:
     """The tensors must have the shapes and dtypes of `like`. They are compared before any tensor is read, and
     safetensors checks all sizes against the file's size."""
     try:
+        os.close(open_regular(path, own=True))
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             if int(metadata["format"]) > FORMAT:
@@ -77,7 +86,7 @@ def load_checkpoint(path: Path, like: Saved) -> Checkpoint:
         saved = jax.tree.unflatten(jax.tree.structure(like), tensors.values())
         return _validate(Checkpoint(**json.loads(metadata["about"]), saved=saved))
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise Unreadable(f"{path} cannot be read: {error.strerror or error}") from error
     except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise Damaged(f"{type(error).__name__}: {first_line(error)}") from error
 
@@ -92,6 +101,8 @@ def _validate(checkpoint: Checkpoint) -> Checkpoint:
         raise ValueError("its row is of another update")
     if checkpoint.tracker is not None and not re.fullmatch(r"[^/\\\0]+", checkpoint.tracker):
         raise ValueError("invalid id of a Weights & Biases run")  # it becomes part of a path
+    if not isinstance(checkpoint.run_id, str | None):
+        raise TypeError("invalid id of a run")
     recent = [Episode(float(total), int(length)) for total, length in checkpoint.recent]
     return checkpoint._replace(recent=recent)
 
@@ -120,7 +131,7 @@ class CheckpointManager:
     """Writes a run's checkpoints, keeps the last few, and knows when the next one is due."""
 
     def __init__(self, run_dir: Path, minutes: float, keep: int, newest: Checkpoint | None = None):
-        self._folder = run_dir / FOLDER
+        self.run_dir = run_dir  # which may be moved
         self._seconds = 60 * minutes
         self._keep = keep
         self._last_attempt = time.monotonic()
@@ -131,30 +142,62 @@ class CheckpointManager:
     def is_due(self) -> bool:
         return time.monotonic() - self._last_attempt > self._seconds
 
+    def has(self, update: int | None) -> bool:
+        """Whether the newest is of this update, and still there."""
+        return update is not None and update == self.update and _path(self.run_dir / FOLDER, update).is_file()
+
     def save(self, checkpoint: Checkpoint) -> None:
         self._last_attempt = time.monotonic()
-        self._folder.mkdir(exist_ok=True)
-        save_checkpoint(_path(self._folder, checkpoint.update), checkpoint)
+        folder = self.run_dir / FOLDER
+        folder.mkdir(exist_ok=True)
+        save_checkpoint(_path(folder, checkpoint.update), checkpoint)
         self.update, self.step = checkpoint.update, checkpoint.row["global_step"]
-        unfinished = self._folder.glob("*.unfinished")  # left by a process that was killed
-        for path in (*_newest_first(self._folder)[self._keep :], *unfinished):
+        unfinished = folder.glob("*.unfinished")  # left by a process that was killed
+        for path in (*_newest_first(folder)[self._keep :], *unfinished):
             with suppress(OSError):
                 path.unlink()
 
 
-def find_checkpoint(run_dir: Path, like: Saved) -> Checkpoint | None:
-    """The newest intact checkpoint; damaged ones are renamed."""
+def find_checkpoint(run_dir: Path, like: Saved, run_id: str | None = None) -> Checkpoint | None:
+    """The newest intact checkpoint of this run. Newer ones, damaged or unreadable, are renamed; where all are
+    unreadable, the disk may be: that is an error."""
+    unreadable: dict[Path, Unreadable] = {}
     for path in _newest_first(run_dir / FOLDER):
         try:
-            checkpoint = load_checkpoint(path, like)
-            if path != _path(run_dir / FOLDER, checkpoint.update):
-                raise Damaged(f"it holds update {checkpoint.update}")
-            return checkpoint
+            checkpoint = _load_of(run_dir, path, like, run_id)
         except Damaged as damage:
             say(f"{path} is damaged ({damage}); trying the previous one")
             with suppress(OSError):
                 path.rename(path.with_suffix(".damaged"))
+        except Unreadable as problem:
+            unreadable[path] = problem
+        else:
+            _set_aside(unreadable, checkpoint.update)
+            return checkpoint
+    for newest in unreadable.values():
+        raise newest
     return None
+
+
+def _set_aside(unreadable: dict[Path, Unreadable], used: int) -> None:
+    for path, reason in unreadable.items():
+        say(f"{reason}; using that of update {used}")
+        with suppress(OSError):
+            path.rename(path.with_suffix(".unreadable"))
+
+
+def _load_of(run_dir: Path, path: Path, like: Saved, run_id: str | None) -> Checkpoint:
+    checkpoint = load_checkpoint(path, like)
+    if path != _path(run_dir / FOLDER, checkpoint.update):
+        raise Damaged(f"it holds update {checkpoint.update}")
+    if run_id and checkpoint.run_id and checkpoint.run_id != run_id:
+        raise Damaged("it belongs to another run")
+    return checkpoint
+
+
+def saved_bytes(run_dir: Path) -> int:
+    """How much the checkpoints there take."""
+    return sum(path.stat().st_size for path in _newest_first(run_dir / FOLDER))
 
 
 def _path(folder: Path, update: int) -> Path:

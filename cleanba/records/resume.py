@@ -1,14 +1,16 @@
 """Where a run starts: at the beginning, or where a previous run left off."""
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cleanba.config.errors import UsageError
-from cleanba.config.flags import Args, RunArgs, flag, with_tuples
+from cleanba.config.flags import Args, RunArgs, check_types, flag, with_tuples
 from cleanba.config.marks import CAN_CHANGE, ONLY_LOGS, marked
+from cleanba.records.checkpoint import FOLDER as CHECKPOINTS
 from cleanba.records.checkpoint import Checkpoint, Saved, find_checkpoint
 from cleanba.records.run_folder import (
     ARGS,
@@ -20,9 +22,12 @@ from cleanba.records.run_folder import (
     read_record,
     run_name,
 )
-from cleanba.runtime.messages import say
+from cleanba.runtime.files import is_own_folder
+from cleanba.runtime.messages import printable, say
+from cleanba.runtime.profiler import PROFILE
 
 AUTO = "auto"
+FOLDERS = (CHECKPOINTS, PROFILE, "wandb")
 
 
 class PreviousRun(NamedTuple):
@@ -57,16 +62,19 @@ def choose_start(
     if args.resume is None:
         return StartPoint(args)
     if args.resume != AUTO:
-        return _resume_from(Path(args.resume).resolve(), args, given, processes, like)
+        run_dir = Path(args.resume).resolve()
+        _check_owner(run_dir)
+        return _resume_from(run_dir, args, given, processes, like)
     for run_dir in _runs_newest_first(args):
         try:
+            _check_owner(run_dir)
             return _resume_from(run_dir, args, _given_for_auto(run_dir, args), processes, like)
         except OtherRun:
             continue
         except (NothingSaved, DamagedRecord) as reason:
             if (run_dir / METRICS).exists() and (run_dir / METRICS).stat().st_size:
                 say(f"not resumed: {reason}")  # its training is lost
-        except InUse as reason:
+        except (InUse, NotOwn) as reason:
             say(f"not resumed: {reason}")
     return StartPoint(args)
 
@@ -77,6 +85,30 @@ class OtherRun(UsageError):
 
 class NothingSaved(UsageError):
     """The run was killed before its first checkpoint."""
+
+
+class NotOwn(UsageError):
+    """The run belongs to another user, who could have put anything there."""
+
+
+def _check_owner(run_dir: Path) -> None:
+    if not run_dir.is_dir():
+        raise UsageError(f"--resume {run_dir} is not a folder; give a run folder")
+    try:
+        own = is_own_folder(run_dir)
+    except OSError as error:
+        own = run_dir.stat().st_uid == os.geteuid()
+        if own:
+            raise UsageError(f"{run_dir} cannot be written ({error.strerror})") from error
+    if not own:
+        raise NotOwn(f"{run_dir} belongs to another user; resume a copy of it")
+
+
+def _check_folders(run_dir: Path) -> None:
+    """Files are checked where they are opened, and replaced where they are written."""
+    for name in FOLDERS:
+        if (run_dir / name).is_symlink():
+            raise UsageError(f"{run_dir / name} is a link; put the folder that it leads to in its place")
 
 
 def _runs_newest_first(args: RunArgs) -> list[Path]:
@@ -103,11 +135,12 @@ def _resume_from(
 ) -> StartPoint:
     record = _read_record(run_dir)
     args = _merge(run_dir, record, args, given, processes)
+    _check_folders(run_dir)
     metrics = MetricsFile(run_dir)
     try:
         if args.resume == AUTO and is_finished(run_dir):  # since the first check
             raise OtherRun
-        checkpoint = find_checkpoint(run_dir, like(args))
+        checkpoint = find_checkpoint(run_dir, like(args), record.get("run_id"))
         if checkpoint is None:
             raise NothingSaved(f"{run_dir} has no checkpoint to resume from")
         total, steps = args.total_timesteps, checkpoint.row["global_step"]
@@ -127,7 +160,8 @@ def _read_record(run_dir: Path) -> dict[str, Any]:
         record = read_record(run_dir)
     except OSError as error:
         raise UsageError(f"--resume {run_dir} is not a run folder: {ARGS}: {error.strerror}") from error
-    if type(record["plan"].get("num_envs")) is not int:
+    num_envs, run_id = record["plan"].get("num_envs"), record.get("run_id")
+    if type(num_envs) is not int or num_envs < 1 or not isinstance(run_id, str | None):
         raise DamagedRecord(f"{run_dir} has a damaged {ARGS}")
     return record
 
@@ -138,11 +172,16 @@ def _merge(run_dir: Path, record: dict[str, Any], args: Args, given: Set[str] | 
     recorded = with_tuples(record["args"])
     shared = {field.name for field in dataclasses.fields(RunArgs)}  # a newer version may have added some
     if differing := sorted(recorded.keys() - names | names - recorded.keys() - shared):
+        shown = printable(", ".join(map(flag, differing)))
         raise OtherRun(
-            f"{run_dir} is a run of another algorithm, by its arguments ({', '.join(map(flag, differing))}); "
+            f"{run_dir} is a run of another algorithm, by its arguments ({shown}); "
             "resume it with the command that started it"
         )
     before = dataclasses.replace(args, **recorded)
+    try:
+        check_types(before)
+    except UsageError as error:
+        raise DamagedRecord(f"{run_dir} has a damaged {ARGS}: {printable(str(error))}") from error
     changes = {name: getattr(args, name) for name in names if given is None or name in given}
     for name in sorted(changes.keys() - marked(type(args), CAN_CHANGE, ONLY_LOGS)):
         if changes[name] != getattr(before, name):

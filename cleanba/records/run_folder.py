@@ -16,16 +16,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
 from cleanba.records.row import Row
 from cleanba.runtime.code_version import code_version
 from cleanba.runtime.command import CleanExit
-from cleanba.runtime.files import RetryingFile, atomic_write, file_name
+from cleanba.runtime.files import RetryingFile, atomic_write, file_name, open_to_read, read_regular
 from cleanba.runtime.messages import say
 
 ARGS, METRICS, FINISHED = "args.json", "metrics.jsonl", "finished.json"
+MAX_RETURN, MAX_COUNT = 1e30, 1e15  # larger ones in a file are damage
 
 
 # ------------------------------------------------------------------------------------------- the folder
@@ -55,6 +57,15 @@ def make_run_dir(args: RunArgs) -> Path:
     raise UsageError(f"--runs-dir {args.runs_dir} already has sixty runs that started just now; wait")
 
 
+def remake_run_dir(args: RunArgs, run_dir: Path) -> Path:
+    """In the place of one that was deleted, or beside it if something else is there now."""
+    try:
+        run_dir.mkdir(parents=True)
+        return run_dir
+    except OSError:
+        return make_run_dir(args)
+
+
 def is_finished(run_dir: Path) -> bool:
     return (run_dir / FINISHED).exists()
 
@@ -78,30 +89,30 @@ class DamagedRecord(UsageError):
     """args.json is not as a run writes it."""
 
 
-def write_record(
-    run_dir: Path, resolved: dict[str, Any], part: dict[str, Any], before: dict[str, Any] | None
+def make_record(
+    resolved: dict[str, Any], part: dict[str, Any], before: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Write the flags, what was `resolved` from them, and the parts of the run, of which each resume adds
-    one. `before` is the record of a resumed run."""
+    """The flags, what was `resolved` from them, and the parts of the run, of which each resume adds one.
+    `before` is the record of a resumed run."""
     part = part | {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "code": code_version()}
     before = before or {}
-    record = {
+    return {
         **resolved,
         **{name: part[name] for name in ("layout", "code", "machine")},
+        "run_id": before.get("run_id") or uuid4().hex,
         "begun_with_envs": before.get("begun_with_envs", resolved["args"]["local_num_envs"]),
         "parts": [*before.get("parts", []), part],
     }
-    try:
-        atomic_write(run_dir / ARGS, json.dumps(record, indent=2).encode() + b"\n")
-    except OSError as error:
-        raise UsageError(f"{run_dir} cannot be written ({error.strerror})") from error
-    return record
+
+
+def write_record(run_dir: Path, record: dict[str, Any]) -> None:
+    atomic_write(run_dir / ARGS, json.dumps(record, indent=2).encode() + b"\n")
 
 
 def read_record(run_dir: Path) -> dict[str, Any]:
     """args.json, with every group checked for its type. Raises OSError or DamagedRecord."""
     try:
-        record = json.loads((run_dir / ARGS).read_text())
+        record = json.loads(read_regular(run_dir / ARGS))
     except (ValueError, RecursionError):
         record = None
     groups = ("args", "plan", "env_options", "code", "machine")
@@ -141,12 +152,12 @@ class MetricsFile(RetryingFile):
         """Keep only the rows up to this update. Returns the last step that had a row."""
         end = size = last_step = 0
         found = set()
-        with self._path.open("rb") as lines:
+        with open_to_read(self._path) as lines:
             for line in lines:
                 end += len(line)
                 row = parse_row(line)
-                last_step = max(last_step, row.get("global_step", 0))
-                if row.get("update", update + 1) <= update:
+                last_step = max(last_step, _count(row, "global_step"))
+                if 0 < _count(row, "update") <= update:
                     size = end
                     found.add(row["update"])
         if missing := update - len(found):
@@ -162,7 +173,7 @@ class MetricsFile(RetryingFile):
 
 def read_rows(run_dir: Path) -> Iterator[Row]:
     """Can be called during the run. A damaged or incomplete line gives an empty row."""
-    with (run_dir / METRICS).open("rb") as lines:
+    with open_to_read(run_dir / METRICS) as lines:
         yield from map(parse_row, lines)
 
 
@@ -175,12 +186,17 @@ def parse_row(line: bytes) -> Row:
     return {}
 
 
+def _count(row: Row, name: str) -> int:
+    """0 if it is missing or no whole number."""
+    return row[name] if type(row.get(name)) is int else 0
+
+
 def sample_rows(run_dir: Path, max_rows: int, until_step: int | None) -> tuple[list[Row], bool]:
     """Up to twice `max_rows` rows of a curve, evenly spaced, always with the last intact one, and whether any
     line was damaged. A run resumed from an earlier checkpoint may have written an update twice: the later row
     counts."""
-    *complete, _ = (run_dir / METRICS).read_bytes().split(b"\n")  # the last line may still be being written
-    lines = [line + b"\n" for line in complete]
+    *complete, _ = read_regular(run_dir / METRICS).split(b"\n")  # the last line may still be being written
+    lines = [line + b"\n" for line in complete if not re.match(rb'{"global_step": *\d+, *"eval/', line)]
     if until_step:
         steps = (re.search(rb'"global_step": *(\d+)', line) for line in lines)
         lines = [ln for ln, step in zip(lines, steps, strict=True) if not step or int(step[1]) <= until_step]
@@ -201,20 +217,23 @@ def sample_rows(run_dir: Path, max_rows: int, until_step: int | None) -> tuple[l
 
 
 def _curve_row(line: bytes) -> Row:
-    """Empty if the step or the time is missing, or something is not a finite number."""
+    """Empty if the step or the time is missing, or something is no number that can be averaged."""
     row = parse_row(line)
-    with suppress(KeyError, TypeError):
-        numbers = [row[name] for name in ("global_step", "seconds")]
-        numbers += [row[name] for name in ("charts/avg_episodic_return", "charts/SPS") if name in row]
-        if all(map(math.isfinite, numbers)):
-            return row
+    counts = [row.get("global_step"), row.get("seconds"), row.get("charts/SPS", 0)]
+    if all(is_number(x, MAX_COUNT) for x in counts) and is_number(row.get("charts/avg_episodic_return", 0)):
+        return row
     return {}
+
+
+def is_number(value: Any, most: float = MAX_RETURN) -> bool:
+    """Not NaN either, and no larger than any result that makes sense: its square can be summed, and drawn."""
+    return isinstance(value, int | float) and abs(value) <= most
 
 
 def is_locked(run_dir: Path) -> bool:
     """Whether a process is training in this folder."""
     try:
-        with (run_dir / METRICS).open("rb") as file:
+        with open_to_read(run_dir / METRICS) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)

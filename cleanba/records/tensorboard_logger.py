@@ -13,6 +13,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from cleanba.records.event_file import EVENTS, event_record
 from cleanba.records.row import Row, charts, is_logged
 from cleanba.runtime.files import RetryingFile
+from cleanba.runtime.messages import printable
 
 
 class TensorBoard:
@@ -35,13 +36,16 @@ class TensorBoard:
         self._write(file_version="brain.Event:2")
         if resumed_at is not None:
             self._write(step=resumed_at + 1, session_log=SessionLog(status=SessionLog.START))
-        table = "\n".join(f"|{name}|{value}|" for name, value in hyperparameters.items())
+        table = "\n".join(f"|{name}|{printable(str(value))}|" for name, value in hyperparameters.items())
         self._write(summary=summary.text("hyperparameters", f"|param|value|\n|-|-|\n{table}"))
 
     def write(self, row: Row) -> None:
         if is_logged(row, self._frequency, self._updates):
             values = [summary.scalar(name, value).value[0] for name, value in charts(row).items()]
             self._write(step=row["global_step"], summary=Summary(value=values))
+
+    def keep_in(self, folder: Path) -> None:
+        self._file.keep_in(folder)
 
     def close(self) -> None:
         self._file.close()

@@ -1,5 +1,6 @@
 """How commands end: exit codes, and one line for errors that need no traceback."""
 
+import io
 import os
 import select
 import signal
@@ -33,6 +34,8 @@ def command(*, resumable: bool = False) -> Iterator[Console]:
     """Exit with 2 for bad input and 1 for any other failure; on SIGINT with 130, on SIGTERM with 143, but
     with 75 if the command is `resumable`, which then handles SIGUSR1 and SIGHUP the same way."""
     numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1, signal.SIGHUP] if resumable else [])]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may have bytes that are not UTF-8
     with handle_signals(numbers) as received:
         try:
             yield Console()

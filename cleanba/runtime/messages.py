@@ -20,6 +20,12 @@ def show(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
+def printable(text: str) -> str:
+    """In one line and without control characters: text from a file or another machine must not steer the
+    terminal."""
+    return "".join(char if char.isprintable() else "�" for char in text)
+
+
 def without_secrets(text: str) -> str:
     """Libraries repeat what they were given in their error messages: tokens, or URLs with passwords."""
     for name, value in os.environ.items():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 
+from cleanba.runtime.files import atomic_write
 from cleanba.runtime.machine import available_cores
 
 SKIPPED = 3  # updates: compilation, and until actors and learner have settled
@@ -43,7 +44,7 @@ class Profiler:
                 "cores_used": cpu / seconds,  # by Python, XLA and the environments
                 "devices_busy": {name: time / seconds for name, time in busy.items()},
             }
-            (self._folder / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
+            atomic_write(self._folder / SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")
 
 
 def busy_seconds(trace: Path) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Names and types of the leaves of a pytree, as safetensors files and error messages have them."""
 
+import math
 from typing import Any
 
 import jax
@@ -20,6 +21,11 @@ def tensor_names(tree: Any) -> list[str]:
 
 def named_tensors(tree: Any) -> dict[str, np.ndarray]:
     return {name: np.asarray(leaf, order="C") for name, leaf in named_leaves(tree).items()}
+
+
+def byte_size(tree: Any) -> int:
+    """Of all leaves, or of leaves of these shapes and types."""
+    return sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
 DTYPES = {"F32": "float32", "I32": "int32", "U32": "uint32"}  # safetensors' names -> NumPy's

@@ -5,22 +5,27 @@ import shlex
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import jax
 from rich.console import Console
 
+from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
 from cleanba.envs.factory import make_envs
 from cleanba.evaluation.evaluate import evaluate, recording, show_progress
 from cleanba.evaluation.hub import check_upload, find_model, repo_name, upload
 from cleanba.evaluation.model import SUFFIX, load_published, save_model
+from cleanba.records.checkpoint import saved_bytes
 from cleanba.records.outcome import Outcome
-from cleanba.records.row import Writer
+from cleanba.records.recorder import RunRecorder
 from cleanba.records.wandb_logger import check_key
 from cleanba.runtime.command import CleanExit, need_extra
-from cleanba.runtime.files import file_name
+from cleanba.runtime.files import file_name, free_bytes, write_when_possible
 from cleanba.runtime.messages import first_line, say, show
-from cleanba.training.setup import Setup
+from cleanba.runtime.tensors import byte_size
+from cleanba.training.setup import Setup, saved_like
 
 EPISODES = 10  # of the evaluation after a run
 
@@ -42,6 +47,22 @@ def preflight(setup: Setup) -> None:
         envs.render()
     if args.upload_model:
         check_upload(args)
+    check_room(setup)
+
+
+def check_room(setup: Setup) -> None:
+    """For the checkpoints that are kept and one more, and for the model."""
+    args, previous = setup.args, setup.start.previous
+    folder = previous.run_dir if previous else Path(args.runs_dir)
+    published = jax.eval_shape(setup.algorithm.init, jax.random.key(0))
+    needed = (args.keep_checkpoints + 1) * byte_size(saved_like(setup.algorithm)) + byte_size(published)
+    needed -= saved_bytes(folder) if previous else 0
+    room = free_bytes(folder)
+    if room is not None and room < needed:
+        has, need = (f"{size / 2**20:,.1f} MiB" for size in (room, needed))
+        wanted = f"{args.keep_checkpoints + 1} checkpoints and the model need {need}"
+        fix = "free some, or give another --runs-dir or --keep-checkpoints"
+        raise UsageError(f"{folder} has room for {has}, but {wanted}; {fix}")
 
 
 def keep_model(args: RunArgs, outcome: Outcome, *, in_a_hurry: bool = False) -> Outcome:
@@ -49,15 +70,16 @@ def keep_model(args: RunArgs, outcome: Outcome, *, in_a_hurry: bool = False) -> 
     if not (args.save_model or args.upload_model):
         return outcome
     path = outcome.run_dir / file_name(f"{args.exp_name}{SUFFIX}")
+    save = partial(save_model, path, outcome.model, with_probe=not in_a_hurry)
     try:
-        save_model(path, outcome.model, with_probe=not in_a_hurry)
+        write_when_possible(save, "the model", 0 if in_a_hurry else args.stuck_seconds)
     except OSError as error:
         raise CleanExit(f"the model could not be saved ({error.strerror})") from error
     return outcome._replace(saved=path)
 
 
 def evaluate_outcome(
-    args: RunArgs, outcome: Outcome, device: jax.Device, writers: list[Writer], console: Console
+    args: RunArgs, outcome: Outcome, device: jax.Device, recorder: RunRecorder, console: Console
 ) -> Outcome:
     """Evaluate, if the model was saved or a video was asked for."""
     if not outcome.saved and not args.capture_video:
@@ -71,12 +93,22 @@ def evaluate_outcome(
             )
         if video and video.problem:
             say(f"the video failed: {video.problem}")
-        evaluation.save(outcome.run_dir / "evaluation.json")
+        evaluation.save(recorder.locate() / "evaluation.json")
         scores = {f"eval/{name}": value for name, value in evaluation.scores().items()}
-        for writer in writers:
+        for writer in recorder.writers:
             writer.write({"global_step": model.steps} | scores)
         outcome = outcome._replace(evaluation=evaluation)
-    return outcome
+    return keep_again(args, outcome, recorder)
+
+
+def keep_again(args: RunArgs, outcome: Outcome, recorder: RunRecorder) -> Outcome:
+    """After a while: the run's folder may have been moved or deleted."""
+    recorder.save()
+    outcome = outcome._replace(run_dir=recorder.run_dir)
+    if outcome.saved is None:
+        return outcome
+    saved = outcome.run_dir / outcome.saved.name
+    return outcome._replace(saved=saved) if saved.exists() else keep_model(args, outcome)
 
 
 def upload_outcome(outcome: Outcome, console: Console) -> None:

@@ -7,15 +7,17 @@ from typing import Any, cast
 import numpy as np
 from rich.console import Console
 
+from cleanba.config.errors import UsageError
 from cleanba.records.checkpoint import CheckpointManager
 from cleanba.records.recorder import Progress, RunRecorder
 from cleanba.records.row import Writer
 from cleanba.records.row_builder import RowBuilder
-from cleanba.records.run_folder import MetricsFile, mark_unfinished, read_rows, write_record
+from cleanba.records.run_folder import MetricsFile, make_record, mark_unfinished, read_rows, write_record
 from cleanba.records.tensorboard_logger import TensorBoard
 from cleanba.records.terminal import Terminal
 from cleanba.records.wandb_logger import WeightsAndBiases
 from cleanba.runtime.determinism import circumstances
+from cleanba.runtime.files import OpenFolder
 from cleanba.runtime.messages import show
 from cleanba.sebulba.learner import LearnerState
 from cleanba.sebulba.rollout import digested_names
@@ -46,16 +48,20 @@ def open_recorder(
             tracked.write(row)
         tracker = tracked.run_id
         writers.append(cleanup.enter_context(tracked))
+    events = TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args), resumed_at=resumed_at)
     shown: list[Writer] = [
-        TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args), resumed_at=resumed_at),
+        events,
         Terminal(title(setup, run_dir), plan, args.log_frequency, threads.progress, console),
     ]
     for writer in shown:
         cleanup.callback(writer.close)
     return RunRecorder(
-        run_dir=run_dir,
+        args=args,
+        folder=OpenFolder(run_dir),
+        record=record,
         rows=RowBuilder(plan, checkpoint),
         metrics=metrics,
+        events=events,
         writers=writers + shown,
         checkpoints=CheckpointManager(run_dir, args.checkpoint_minutes, args.keep_checkpoints, checkpoint),
         key=np.asarray(threads.key),
@@ -87,7 +93,12 @@ def write_args(setup: Setup, run_dir: Path) -> dict[str, Any]:
         "sizes": {name: getattr(plan, name) for name in ("inference_batch", "chunks", "chunk_rows")},
         "machine": circumstances(setup.topology),
     }
-    return write_record(run_dir, resolved, part, previous.record if previous else None)
+    record = make_record(resolved, part, previous.record if previous else None)
+    try:
+        write_record(run_dir, record)
+    except OSError as error:
+        raise UsageError(f"{run_dir} cannot be written ({error.strerror})") from error
+    return record
 
 
 def start_tracking(

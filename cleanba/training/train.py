@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Set
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 from rich.console import Console
@@ -22,8 +23,9 @@ from cleanba.records.resume import AUTO, StartPoint, choose_start
 from cleanba.records.row_builder import ProcessReport
 from cleanba.records.run_folder import make_run_dir, mark_finished
 from cleanba.runtime.command import CleanExit, command
-from cleanba.runtime.compilation import use_compilation_cache
+from cleanba.runtime.compilation_cache import use_compilation_cache
 from cleanba.runtime.determinism import make_deterministic
+from cleanba.runtime.messages import say
 from cleanba.runtime.profiler import PROFILE, Profiler
 from cleanba.runtime.signals import Stopped, ignore_stops, on_stop
 from cleanba.sebulba.sharding import on_host
@@ -120,39 +122,47 @@ def run_coordinator(
             job.finish()
         if signals or recorder.updates < plan.updates:
             raise Stopped(signals[0] if signals else "a signal to another process")
-        if not saved:
+        if not saved and not recorder.save_when_possible(args.stuck_seconds):
             raise CleanExit("the training is complete, but its last checkpoint could not be written")
         outcome = keep_model(args, make_outcome(setup, recorder))
-        outcome = evaluate_outcome(args, outcome, setup.actor_devices[0], recorder.writers, console)
+        outcome = evaluate_outcome(args, outcome, setup.actor_devices[0], recorder, console)
         on_finish(outcome)
         ignore_stops()
-        mark_finished(run_dir, outcome.last_row)
+        mark_finished(recorder.locate(), outcome.last_row)
         return outcome
     except KeyboardInterrupt as stop:
         by = stop.by if isinstance(stop, Stopped) else "an interrupt"
-        raise Stopped(by, save_on_early_exit(setup, threads, recorder)) from None
+        model = save_on_early_exit(setup, recorder)
+        raise Stopped(by, describe_exit(setup, threads, recorder, model)) from None
     except (Exception, SystemExit) as error:  # rich raises SystemExit when the reader of the output is gone
-        kept = ""
+        model = None
         with suppress(Exception), on_stop(lambda signal_name: None):  # the first failure is the one to report
-            kept = save_on_early_exit(setup, threads, recorder)
+            model = save_on_early_exit(setup, recorder)
         if signals and isinstance(error, SystemExit):  # Ctrl-C has also reached `| tee log`
-            raise Stopped(signals[0], kept) from None
-        error.add_note(recorder.lost(threads.steps(plan)))
+            raise Stopped(signals[0], describe_exit(setup, threads, recorder, model)) from None
+        error.add_note(recorder.lost(threads.steps(plan), model))
         raise
 
 
-def save_on_early_exit(setup: Setup, threads: ThreadGroup, recorder: RunRecorder) -> str:
-    """Save the checkpoint and the model; returns what to tell the user."""
+def save_on_early_exit(setup: Setup, recorder: RunRecorder) -> Path | None:
+    """Save the checkpoint, and the model if that was asked for; returns where the model is."""
+    if recorder.last is None:
+        return None
+    recorder.save()
+    try:
+        return keep_model(setup.args, make_outcome(setup, recorder), in_a_hurry=True).saved
+    except CleanExit as reason:
+        say(str(reason))
+        return None
+
+
+def describe_exit(setup: Setup, threads: ThreadGroup, recorder: RunRecorder, model: Path | None) -> str:
     if recorder.last is None:
         return "before the first update"
-    lost = recorder.lost(threads.steps(setup.plan))
-    next_time = f"--resume {recorder.run_dir} continues it" if recorder.save() else lost
-    try:
-        model = keep_model(setup.args, make_outcome(setup, recorder), in_a_hurry=True).saved
-        kept = f"; the model is in {model}" if model else ""
-    except CleanExit as reason:
-        kept = f"; {reason}"
-    return f"after update {recorder.updates} of {setup.plan.updates}; {next_time}{kept}"
+    kept = recorder.lost(threads.steps(setup.plan), model)
+    if recorder.checkpoints.has(recorder.updates):
+        kept = f"--resume {recorder.run_dir} continues it" + (f"; the model is in {model}" if model else "")
+    return f"after update {recorder.updates} of {setup.plan.updates}; {kept}"
 
 
 def make_outcome(setup: Setup, recorder: RunRecorder) -> Outcome:

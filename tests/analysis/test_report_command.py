@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 from helpers.report import make_run, row
 
 from cleanba import cleanba_report
-from cleanba.analysis.report.make import make_report
+from cleanba.analysis.report.make import REPORT_MARK, make_report
 from cleanba.config.errors import UsageError
 from cleanba.evaluation.atari_scores import ATARI_SCORES
 
@@ -35,7 +37,9 @@ def test_every_figure_and_table_has_two_formats(made):
     assert pong["ppo runs"] == "3" and pong["ppo runs that do not count"] == "1"
     assert float(pong["DQN (published) score"]) == 18.9 and float(pong["ppo mean"]) > 0
     markdown = (out / "tables" / "scores.md").read_text().splitlines()
-    assert markdown[0] == "| Game | <b>impala</b> | ppo | DQN (published) |" and len(markdown) == 9
+    assert (
+        markdown[0] == "| Game | &lt;b&gt;impala&lt;/b&gt; | ppo | DQN (published) |" and len(markdown) == 9
+    )
     assert "3 of 4 runs)" in markdown[7]
 
 
@@ -57,6 +61,43 @@ def test_only_a_report_is_replaced(made, tmp_path):
     with pytest.raises(UsageError, match="exists and is not a report; give another folder"):
         make_report([made[0]], group_by=("exp_name",), out=tmp_path)
     assert (tmp_path / "index.html").read_text() == "my own"
+
+
+def earlier_report(out: Path) -> Path:
+    """As a report leaves it, without most of its files."""
+    for name in ("tables/scores.csv", "figures/overview.png", "figures/curves/Old-step.png"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("")
+    (out / "index.html").write_text(REPORT_MARK)
+    return out
+
+
+@pytest.mark.parametrize(("root", "out"), [("exp/runs", "exp"), ("exp", "exp/runs"), ("exp", "exp/runs/..")])
+def test_runs_below_the_report_are_never_replaced(tmp_path, monkeypatch, capsys, root, out):
+    """`exp` held an earlier report, and then runs were put beside it."""
+    monkeypatch.chdir(tmp_path)
+    run = make_run(earlier_report(Path("exp")) / "runs", "Breakout-v5")
+    before = list(Path("exp").rglob("*"))
+    with pytest.raises(SystemExit) as exit:
+        cleanba_report.main([root, "--out", out])
+    assert exit.value.code == 2 and list(Path("exp").rglob("*")) == before
+    assert f"--out {out} contains {run}, which is read; give another folder" in capsys.readouterr().err
+
+
+def test_what_is_not_of_a_report_is_never_deleted(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "runs", "Breakout-v5")
+    monkeypatch.chdir(earlier_report(tmp_path / "out"))
+    for name in ("thesis.tex", "tables/mine.csv", "figures/curves/photo.jpg", "figures/a/b"):
+        own = Path(name)
+        own.parent.mkdir(exist_ok=True)
+        for make in (own.touch, partial(own.symlink_to, run)):
+            make()
+            with pytest.raises(UsageError, match=f"contains {own.name}, which is not of a report; give anot"):
+                make_report([run], group_by=("exp_name",), out=Path("."))
+            own.unlink()
+    make_report([run], group_by=("exp_name",), out=Path("."))
+    assert "Breakout" in Path("tables/scores.csv").read_text()
+    assert not Path("figures/curves/Old-step.png").exists()
 
 
 def test_any_names_and_many_groups(tmp_path, capsys):

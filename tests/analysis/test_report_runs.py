@@ -43,6 +43,14 @@ def test_a_running_run_has_its_file_locked(tmp_path):
         (row(1, 5) + row(2, 6) + "\0\0\0\n", "stopped", [5, 6], "metrics.jsonl has damaged lines"),
         (row(1, 5) + row(2, 6) + row(2, 8) + row(3, 9), "stopped", [5, 8, 9], ""),  # resumed after update 1
         (row(1, 5) + '{"global_step": 200, "seconds": 4}\n', "stopped", [5], ""),  # no episode yet
+        (
+            row(1, 5) + '{"global_step": 100, "eval/episodic_return": 7.0}\n',
+            "stopped",
+            [5],
+            "",
+        ),  # --save-model
+        (row(1, 5) + row(2, 1e308) + row(3, 7), "stopped", [5, 7], "metrics.jsonl has damaged lines"),
+        (row(1, 5) + row(2, 10**400) + row(3, 7), "stopped", [5, 7], "metrics.jsonl has damaged lines"),
         ("[]\n7\nnull\n", "damaged", [], "metrics.jsonl has damaged lines"),
         ("", "empty", [], ""),
         (None, "damaged", [], "no metrics.jsonl"),

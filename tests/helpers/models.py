@@ -1,6 +1,10 @@
-"""Small models, and the command that evaluates them."""
+"""Small models, changes to their files, and the command that evaluates them."""
+
+import json
 
 import jax
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from cleanba import cleanba_ppo
 from cleanba.config.batch_plan import BatchPlan
@@ -21,3 +25,22 @@ def make_model(**flags):
 def cleanba_eval(cwd, *argv, **env):
     command = ["-c", "from cleanba.cli import main; main()", "eval"]
     return run_python(cwd, *command, *argv, **{"JAX_NUM_CPU_DEVICES": "1"} | env)
+
+
+def rewrite(path, tensors=None, **metadata):
+    """Replace metadata or tensors; None removes an entry."""
+    with safe_open(path, framework="numpy") as file:
+        header = file.metadata() | {name: value for name, value in metadata.items() if value is not None}
+        for name in [name for name, value in metadata.items() if value is None]:
+            del header[name]
+        save_file(tensors or {name: file.get_tensor(name) for name in file.keys()}, path, header)  # noqa: SIM118
+
+
+def as_type(path, dtype):
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name).astype(dtype) for name in file.keys()}  # noqa: SIM118
+
+
+def edited(path, part, **values):
+    with safe_open(path, framework="numpy") as file:
+        return json.dumps(json.loads(file.metadata()[part]) | values)

@@ -4,7 +4,6 @@ import csv
 import difflib
 import itertools
 import json
-import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ import numpy as np
 from cleanba.analysis.report.runs import Run
 from cleanba.config.errors import UsageError
 from cleanba.evaluation.atari_scores import game_of
+from cleanba.records.run_folder import is_number
 
 PER_RUN_FLAGS = {"env_id", "seed", "runs_dir", "resume"}  # expected to differ between the runs of a group
 
@@ -124,10 +124,7 @@ def group_of(run: Run, group_by: tuple[str, ...]) -> str:
 def _sort_key(run: Run, group_by: tuple[str, ...]) -> tuple[Any, ...]:
     """By group, with numbers in numerical order, then by game, seed and folder."""
     values = [run.args.get(name) for name in group_by]
-    group = [
-        (0, x, []) if isinstance(x, int | float) and math.isfinite(x) else (1, 0, natural_key(as_text(x)))
-        for x in values
-    ]
+    group = [(0, x, []) if is_number(x) else (1, 0, natural_key(as_text(x))) for x in values]
     return (*group, game_name(run), natural_key(str(run.seed)), run.path)
 
 
@@ -138,7 +135,7 @@ def game_name(run: Run) -> str:
 
 def natural_key(text: str) -> list[Any]:
     """Sorts 2 before 10."""
-    parts = re.split(r"([0-9]+)", text)
+    parts = re.split(r"([0-9]{1,300})", text)
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part.lower()) for part in parts]
 
 
@@ -183,7 +180,7 @@ def _add_published(found: dict[str, dict[str, float]], row: dict[str, str], line
         raise UsageError(f"{line}: a second score of {system} for {game}")
     with suppress(TypeError, ValueError):
         scores[name] = float(row["score"])
-    if not math.isfinite(scores.get(name, math.nan)):
+    if not is_number(scores.get(name)):
         raise UsageError(f"{line}: the score {row['score']!r} is not a number")
 
 

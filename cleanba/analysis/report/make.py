@@ -25,7 +25,12 @@ from cleanba.runtime.machine import available_cores
 
 MAX_SERIAL_TASKS = 20  # one process has done these sooner than others have started
 MAX_WORKERS = 4  # each needs about 100 MiB
+PAGE = "index.html"
 REPORT_MARK = '<meta name="generator" content="cleanba report">'  # a folder with this page may be replaced
+REPORT_FILE = re.compile(
+    r"index\.html|tables/(groups|scores|settings|runs|aggregates|improvement|notes)\.(csv|md)"
+    r"|figures/((overview|aggregates|profiles|efficiency|improvement)|curves/.+-(step|seconds))\.(png|svg)"
+)
 
 
 def make_report(
@@ -42,7 +47,8 @@ def make_report(
     if not folders:
         raise UsageError(f"no run found in {', '.join(map(str, roots))}; give run folders or their parents")
     published = read_published(baseline) if baseline else {}
-    with workers(len(folders)) as pool, replace_folder(out) as folder:
+    check_out(out, folders)
+    with workers(len(folders)) as pool, replace_report(out) as folder:
         runs = run_tasks(pool, partial(read_run, steps=steps), folders)
         comparison = compare(runs, group_by, published, steps, unopened)
         if not comparison.groups:
@@ -54,7 +60,7 @@ def make_report(
             write_text(folder / "tables" / f"{table.name}.csv", as_csv(table))
             write_text(folder / "tables" / f"{table.name}.md", as_markdown(table))
         page = draw(summary, all_tables, folder / "figures", pool, made)
-        write_text(folder / "index.html", page.html())
+        write_text(folder / PAGE, page.html())
     return summary
 
 
@@ -74,26 +80,51 @@ def run_tasks(pool: Executor | None, function: Any, tasks: list[Any]) -> list[An
 
 
 @contextmanager
-def replace_folder(out: Path) -> Iterator[Path]:
-    """A new folder that takes the place of `out` at the end. Only a report or an empty folder is replaced."""
-    if out.exists():
-        page = out / "index.html"
-        is_report = page.is_file() and REPORT_MARK in page.read_text("utf-8", "replace")[:2000]
-        if not out.is_dir() or (any(out.iterdir()) and not is_report):
-            raise UsageError(f"--out {out} exists and is not a report; give another folder")
+def replace_report(out: Path) -> Iterator[Path]:
+    """A new folder whose files take the place of an earlier report's at the end."""
+    parent = out.resolve().parent  # of `.` and of a link, too
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=".report-", dir=out.parent))
+        parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=".report-", dir=parent))
     except OSError as error:
         raise UsageError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
     try:
         yield new
-        new.chmod(0o755)
-        if out.exists():
-            shutil.rmtree(out)
-        new.rename(out)
+        for path in earlier_report(out):  # looked at again: it took a while
+            path.unlink()
+        files = [path for path in new.rglob("*") if path.is_file()]
+        for path in sorted(files, key=lambda path: path.name == PAGE):  # the page comes last
+            place = out / path.relative_to(new)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, place)
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def check_out(out: Path, runs: list[Path]) -> None:
+    """Nothing is lost in `out`: no run lies below it, nor anything else that is not of a report."""
+    for run in runs:
+        if run.resolve().is_relative_to(out.resolve()):
+            raise UsageError(f"--out {out} contains {run}, which is read; give another folder")
+    earlier_report(out)
+
+
+def earlier_report(out: Path) -> list[Path]:
+    """The files in `out`, which may be replaced: all are of a report."""
+    if not out.exists():
+        return []
+    if not out.is_dir():
+        raise UsageError(f"--out {out} exists and is not a report; give another folder")
+    found = [path for path in out.rglob("*") if path.is_symlink() or not path.is_dir()]
+    page = out / PAGE
+    is_report = page.is_file() and REPORT_MARK in page.read_text("utf-8", "replace")[:2000]
+    if found and not is_report:
+        raise UsageError(f"--out {out} exists and is not a report; give another folder")
+    for path in found:
+        if path.is_symlink() or not REPORT_FILE.fullmatch(path.relative_to(out).as_posix()):
+            what = f"--out {out} contains {path.name}, which is not of a report"
+            raise UsageError(f"{what}; give another folder")
+    return found
 
 
 def write_text(path: Path, text: str) -> None:

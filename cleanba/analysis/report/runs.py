@@ -22,13 +22,17 @@ from cleanba.records.event_file import EVENTS, DamagedEvents, read_events
 from cleanba.records.row import RECENT_GAMES, Row
 from cleanba.records.run_folder import (
     ARGS,
+    MAX_COUNT,
     METRICS,
     DamagedRecord,
     is_finished,
     is_locked,
+    is_number,
     read_record,
     sample_rows,
 )
+from cleanba.runtime.files import read_regular
+from cleanba.runtime.messages import printable
 
 # A run folder's name, which has what matters if args.json is lost.
 RUN_NAME = re.compile(r"(?P<env_id>.+?)__(?P<exp_name>.+)__(?P<seed>\d+)__\d+")
@@ -96,7 +100,7 @@ def find_runs(roots: Iterable[Path]) -> tuple[list[Path], list[str]]:
             seen.add(real)
             if {METRICS, ARGS} & set(files) or any(name.startswith(EVENTS) for name in files):
                 found.append(Path(folder))
-    return sorted(found), [f"{error.filename}: {error.strerror}" for error in errors]
+    return sorted(found), [printable(f"{error.filename}: {error.strerror}") for error in errors]
 
 
 def read_run(path: Path, steps: int | None = None) -> Run:
@@ -106,7 +110,7 @@ def read_run(path: Path, steps: int | None = None) -> Run:
             return _read_cleanba(path, steps)
         return _read_tensorboard(path, steps)
     except Exception as error:  # one folder must not end the report of a thousand
-        damage = f"cannot be read ({type(error).__name__}: {error})"
+        damage = printable(f"cannot be read ({type(error).__name__}: {error})")
         args = _args_from_name(path)
         return Run(path, args, {}, "damaged", 0, steps, 0, 1, 0.0, math.nan, None, EMPTY_CURVE, damage)
 
@@ -118,7 +122,7 @@ def _args_from_name(path: Path) -> dict[str, Any]:
 
 def _int_or_zero(value: Any) -> int:
     """0 if it is not a number, as if it were missing."""
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+    return int(value) if is_number(value, MAX_COUNT) else 0
 
 
 # -------------------------------------------------------------------------------------- Cleanba's run folders
@@ -253,7 +257,7 @@ def _read_event_files(files: list[Path], steps: int | None) -> tuple[dict[str, A
     damage, first = "", None
     for file in files:
         try:
-            for event in read_events(file.read_bytes()):
+            for event in read_events(read_regular(file)):
                 first = event.wall_time if first is None else first
                 if event.session_log.status == SessionLog.START:  # resumed here: later points are void
                     scalars = {t: [p for p in ps if p.step < event.step] for t, ps in scalars.items()}
@@ -262,10 +266,10 @@ def _read_event_files(files: list[Path], steps: int | None) -> tuple[dict[str, A
                         args |= _args_from_table(value.tensor.string_val)
                     elif steps is None or event.step <= steps:
                         point = Point(event.step, event.wall_time - first, _number(value))
-                        if math.isfinite(point.value):
+                        if is_number(point.value) and is_number(point.seconds, MAX_COUNT):
                             scalars.setdefault(value.tag, []).append(point)
         except (OSError, DamagedEvents) as error:
-            damage = f"{file.name} is damaged ({error})"
+            damage = printable(f"{file.name} is damaged ({error})")
     return args, scalars, damage
 
 

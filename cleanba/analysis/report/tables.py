@@ -3,6 +3,8 @@
 import csv
 import io
 import math
+import re
+from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,14 +61,21 @@ def as_csv(table: Table) -> str:
     ]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(f"{table.header[index]} {part}".strip() for index, part in columns)
-    writer.writerows([row[index].parts.get(part, "") for index, part in columns] for row in table.rows)
+    writer.writerow(_no_formula(f"{table.header[index]} {part}".strip()) for index, part in columns)
+    writer.writerows(
+        [_no_formula(row[index].parts.get(part, "")) for index, part in columns] for row in table.rows
+    )
     return out.getvalue()
+
+
+def _no_formula(cell: Any) -> Any:
+    """A name that a spreadsheet would compute, as in =HYPERLINK(…), is made a text."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@")) else cell
 
 
 def as_markdown(table: Table) -> str:
     def line(cells: list[str]) -> str:
-        escaped = [cell.replace("|", r"\|") for cell in cells]
+        escaped = [re.sub(r"([\\`|\[\]])", r"\\\1", escape(cell, quote=False)) for cell in cells]
         return f"| {' | '.join(escaped)} |"
 
     alignment = ["---", *["---:"] * (len(table.header) - 1)]

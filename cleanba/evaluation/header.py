@@ -1,0 +1,103 @@
+"""The header of a model file. Models come from strangers: what a header says is checked, and what it may ask
+for is bounded, before anything is built from it."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from cleanba.config.errors import UsageError
+from cleanba.config.flags import with_tuples
+from cleanba.envs.atari import ATARI_PRESETS
+from cleanba.envs.factory import BACKENDS
+from cleanba.envs.spec import ActionSpec, ArraySpec, EnvSpec, env_from_json
+from cleanba.runtime.messages import printable
+
+FORMAT = 2  # file format; incremented when older code cannot read what newer code writes
+MAX_LAYERS = 100  # of a network, or entries of any other flag
+MAX_ENTRIES = 2**21  # of an observation: five times those of Atari's full frames, in colour and stacked
+MAX_ACTIONS = 2**16
+MAX_STEPS = 2**53
+
+
+class Header(NamedTuple):
+    algorithm: str
+    flags: dict[str, Any]
+    env: EnvSpec
+    steps: int
+    probe: list[Any] | None
+
+
+def read_header(path: Path, metadata: dict[str, str]) -> Header:
+    try:
+        version = int(metadata["format"])
+    except (KeyError, ValueError):
+        raise UsageError(f"{path} is a safetensors file, but not a Cleanba model") from None
+    if version > FORMAT:
+        raise UsageError(
+            f"{path} was written by a newer Cleanba (format {version}, this one reads up to {FORMAT}); "
+            "update it"
+        )
+    try:
+        flags = with_tuples(json.loads(metadata["args"]))
+        name = metadata.get("algorithm") or ("ppo" if "clip_coef" in flags else "impala")
+        env = env_from_json(json.loads(metadata["env"]))
+        header = Header(name, flags, env, int(metadata["steps"]), json.loads(metadata.get("probe", "null")))
+        _check(header)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise damaged(path, error) from error
+    return header
+
+
+def damaged(path: Path, error: Exception) -> UsageError:
+    kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+    return UsageError(f"{path} has a damaged header ({kind}{printable(str(error))[:200]})")
+
+
+def _check(header: Header) -> None:
+    for name, value in header.flags.items():
+        if isinstance(value, tuple) and len(value) > MAX_LAYERS:
+            raise ValueError(f"{name} has {len(value)} entries, more than {MAX_LAYERS}")
+    env = header.env
+    arrays = list(env.obs.values()) if isinstance(env.obs, Mapping) else [env.obs]
+    if not 0 <= header.steps <= MAX_STEPS or not isinstance(header.probe, list | None):
+        raise ValueError("impossible steps or probe")
+    if env.backend not in BACKENDS or not isinstance(env.env_id, str):
+        raise ValueError("no known kind of environment")
+    if not arrays or len(arrays) > MAX_LAYERS or not all(map(_is_array, arrays)):
+        raise ValueError("impossible observations")
+    if not _is_action(env.action):
+        raise ValueError("impossible actions")
+    check_options(env)
+
+
+def _is_array(spec: ArraySpec) -> bool:
+    return _is_shape(spec.shape, MAX_ENTRIES) and spec.dtype.kind in "biuf" and type(spec.stack) is int
+
+
+def _is_action(spec: ActionSpec) -> bool:
+    bounds = all(isinstance(x, int | float) for x in (spec.low, spec.high))
+    counts = type(spec.n) is int and 0 <= spec.n <= MAX_ACTIONS and _is_shape(spec.shape, MAX_ACTIONS)
+    return spec.kind in ("discrete", "box") and spec.dtype.kind in "iuf" and bounds and counts
+
+
+def _is_shape(shape: tuple[Any, ...], most: int) -> bool:
+    sizes = len(shape) <= 8 and all(type(size) is int and 0 < size <= most for size in shape)
+    return sizes and math.prod(shape) <= most
+
+
+def check_options(env: EnvSpec) -> None:
+    """Options are for a library in C++: only values that a preset has reach it."""
+    for name, value in env.options.items():
+        known = [preset[name] for preset in ATARI_PRESETS.values() if name in preset]
+        if not any(type(value) is type(x) and value == x for x in known):
+            raise ValueError(f"no preset has the option {name} {value!r}")
+
+
+def describe_env(env: EnvSpec) -> str:
+    obs = ", ".join(f"{'x'.join(map(str, x.shape))} {x.dtype.name}" for x in jax.tree.leaves(env.obs))
+    actions = f"{env.action.n} actions" if env.action.kind == "discrete" else f"{env.action.shape} actions"
+    return printable(f"{env.env_id} with {actions} and {obs} observations")

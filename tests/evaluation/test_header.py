@@ -1,0 +1,174 @@
+"""A model's header is checked, and what it asks for bounded, before anything is built from it."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from helpers.models import as_type, edited, make_model, rewrite
+
+from cleanba.config.errors import UsageError
+from cleanba.envs.atari import ATARI_PRESETS
+from cleanba.evaluation import model as model_file
+from cleanba.evaluation.model import load_model, load_published, save_model
+
+
+@pytest.fixture(scope="module")
+def saved_once(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "a.cleanrl_model"
+    save_model(path, make_model())
+    return path
+
+
+@pytest.fixture
+def path(saved_once, tmp_path):
+    (tmp_path / "a.cleanrl_model").write_bytes(saved_once.read_bytes())
+    return tmp_path / "a.cleanrl_model"
+
+
+@pytest.fixture
+def nothing_is_built(monkeypatch):
+    for name in ("load_algorithm", "probe"):
+        monkeypatch.setattr(model_file, name, lambda *_: pytest.fail("something is built"))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("args", "{"),
+        ("args", "[1]"),
+        ("args", "[" * 100_000),
+        ("env", "{}"),
+        ("env", "[]"),
+        ("env", "null"),
+        ("steps", "many"),
+        ("steps", "-1"),
+        ("steps", str(10**21)),
+        ("probe", "{}"),
+        ("probe", "7"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_is_built")
+def test_a_damaged_header_is_refused(path, part, value):
+    rewrite(path, **{part: value})
+    with pytest.raises(UsageError, match="has a damaged header"):
+        load_model(path)
+
+
+ARRAY = dict(shape=[4], dtype="float32", stack=1)
+IMAGE = dict(shape=[4, 16384, 16384], dtype="uint8", stack=4)
+ACTION = dict(kind="discrete", shape=[], dtype="int32", n=2, low=-1.0, high=1.0)
+HUGE = ATARI_PRESETS["impala"] | dict(img_height=16384, img_width=16384)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(obs=ARRAY | dict(shape=[10**12])),
+        dict(obs=ARRAY | dict(shape=[2**12, 2**12])),
+        dict(obs=ARRAY | dict(shape=[1] * 100)),
+        dict(obs=ARRAY | dict(shape="four")),
+        dict(obs=ARRAY | dict(shape=[4.0])),
+        dict(obs=ARRAY | dict(shape=[-4])),
+        dict(obs=ARRAY | dict(shape=[True])),
+        dict(obs=ARRAY | dict(shape=4)),
+        dict(obs=ARRAY | dict(dtype="O")),
+        dict(obs=ARRAY | dict(dtype="S1000000000")),
+        dict(obs=ARRAY | dict(dtype=[["a", "f4"]])),
+        dict(obs=ARRAY | dict(stack="4")),
+        dict(obs={}),
+        dict(obs={str(i): ARRAY for i in range(1000)}),
+        dict(obs=None),
+        dict(obs=IMAGE),
+        dict(action=ACTION | dict(n=10**9)),
+        dict(action=ACTION | dict(n="2")),
+        dict(action=ACTION | dict(n=None)),
+        dict(action=ACTION | dict(kind="any")),
+        dict(action=ACTION | dict(shape=[2**40])),
+        dict(action=ACTION | dict(low="-inf")),
+        dict(action=ACTION | dict(dtype="V8")),
+        dict(action=ACTION | dict(more=1)),
+        dict(options=HUGE),
+        dict(options=[]),
+        dict(options={"frame_skip": "4"}),
+        dict(options={"gray_scale": 1}),
+        dict(options={"base_path": "/"}),
+        dict(env_id=["CartPole-v1"]),
+        dict(backend="os"),
+        dict(backend=[]),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("nothing_is_built")
+def test_an_impossible_environment_is_refused(path, change):
+    rewrite(path, env=edited(path, "env", **change))
+    with pytest.raises(UsageError, match="has a damaged header"):
+        load_model(path)
+
+
+@pytest.mark.usefixtures("nothing_is_built")
+def test_a_network_without_end_is_refused(path):
+    for change in (dict(hiddens=[1] * 100_000), dict(channels=[1] * 1000)):
+        rewrite(path, args=edited(path, "args", **change))
+        with pytest.raises(UsageError, match="entries, more than 100"):
+            load_model(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(hiddens="8"),
+        dict(hiddens=["8"]),
+        dict(hiddens=[-8]),
+        dict(hiddens=[]),
+        dict(channels=[1.5]),
+        dict(network="huge"),
+        dict(compute_dtype="float8"),
+        dict(gamma="x"),
+        dict(num_steps=None),
+        dict(num_steps=0),
+        dict(total_timesteps=10**21),
+        dict(local_num_envs=2**53, inference_batch=3),
+        dict(learner_device_ids=[]),
+        dict(exp_name=7),
+    ],
+    ids=str,
+)
+def test_flags_of_the_wrong_type_are_refused(path, monkeypatch, change):
+    monkeypatch.setattr(model_file, "probe", lambda *_: pytest.fail("something is built"))
+    rewrite(path, args=edited(path, "args", **change))
+    with pytest.raises(UsageError, match=r"has a damaged header \(.*--"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("probe", [[1, "x"], [[[1], 2]], ["a", "b", "c", "d"], [{}] * 4], ids=str)
+def test_a_probe_that_is_no_numbers_is_refused(path, probe):
+    rewrite(path, probe=json.dumps(probe))
+    with pytest.raises(UsageError, match="damaged header|answers differently"):
+        load_model(path)
+
+
+def test_control_characters_reach_no_terminal(path):
+    clear = "\x1b[2J\x1b]0;title\x07\nerror: nothing"
+    edits = [
+        dict(algorithm=f"x{clear}.py"),
+        dict(env=edited(path, "env", options={clear: 1})),
+        dict(env=edited(path, "env", backend=clear)),
+        dict(args=edited(path, "args", hiddens=clear)),
+        dict(tensors=as_type(path, np.float32) | {clear: np.zeros(3, np.float32)}),
+    ]
+    original = path.read_bytes()
+    for edit in edits:
+        rewrite(path, **edit)
+        with pytest.raises(UsageError) as refusal:
+            load_model(path)
+        assert str(refusal.value).isprintable(), edit
+        path.write_bytes(original)
+
+
+def test_a_fifo_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.cleanrl_model")
+    with pytest.raises(UsageError, match="cannot be read: it is not a regular file"):
+        load_model(tmp_path / "a.cleanrl_model")
+    with pytest.raises(UsageError, match="cannot be read, .* it is not a regular file"):
+        load_published(tmp_path / "a.cleanrl_model", make_model().published)
