@@ -37,7 +37,7 @@ def without_secrets(text: str) -> str:
 
 
 def _is_secret(name: str) -> bool:
-    """By its words: WANDB_API_KEY, PGPASSWORD, --hub-token; not MONKEY_DIR, TOKENIZERS_PARALLELISM, KEY_PATH."""
+    """By its words: WANDB_API_KEY, PGPASSWORD, --hub-token; but not MONKEY_DIR, TOKENIZERS_…, KEY_PATH."""
     name = name.upper().replace("-", "_")
     words = r"(^|_)(API)?(KEY|TOKEN|SECRET|CREDENTIAL)S?(_|$)|PASSW(OR)?D|PASSPHRASE"
     place = r"_(DIR|FILE|FOLDER|HOME|PATH)$"
