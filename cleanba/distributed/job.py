@@ -61,6 +61,7 @@ class Job:
                 self.ping(0)
                 if time.monotonic() > deadline:
                     self.lose(f"JAX's runtime did not start within {seconds:g} s{self.straggler(0)}")
+                    return
 
         threading.Thread(target=watch, name="start", daemon=True).start()
         try:

@@ -86,7 +86,11 @@ def rendezvous(info: ProcessInfo, about: Message, seconds: float) -> tuple[dict[
     secret, deadline = JobSecret.from_environment(), time.monotonic() + seconds
     if info.process > 0:
         connection = _connect_to_process_0(info, about, secret, deadline, seconds)
-        return {0: connection}, _wait_for_the_others(connection, info, deadline)
+        try:
+            return {0: connection}, _wait_for_the_others(connection, info, deadline)
+        except BaseException:
+            connection.close()
+            raise
     if not secret.key and not is_loopback(info.host_and_port[0]):
         danger = f"whoever can reach {info.address} can join or end this job"
         say(f"warning: without {VARIABLE}, {danger}; {HOW_TO_SET}")
@@ -115,7 +119,7 @@ def _accept_all(
                 return connections
     missing = ", ".join(str(p) for p in range(1, info.processes) if p not in connections)
     why = f"process {missing} did not connect to {info.address} within {seconds:g} s"
-    _send_all(connections, refused=why, usage=False)
+    _refuse(connections, why, usage=False)
     raise CleanExit(why, ANOTHER_PROCESS)
 
 
@@ -123,15 +127,20 @@ def _admit(caller: Caller, info: ProcessInfo, about: Message, connections: dict[
     """Flags that differ are a mistake in this job, which ends. One process too many is a mistake elsewhere:
     only that process is refused."""
     if why := mismatch(about, caller.process, caller.about):
-        _send_all(connections | {caller.process: caller.connection}, refused=why, usage=True)
+        _refuse(connections | {caller.process: caller.connection}, why)
         raise UsageError(why)
     if caller.process in connections or not 0 < caller.process < info.processes:
         why = f"a second or unknown process {caller.process} of {info.processes} called {info.address}"
         say(f"warning: {why}; it was refused")
-        _send_all({caller.process: caller.connection}, refused=f"{why}; do two jobs use it?", usage=True)
-        caller.connection.close()
+        _refuse({caller.process: caller.connection}, f"{why}; do two jobs use it?")
     else:
         connections[caller.process] = caller.connection
+
+
+def _refuse(connections: dict[int, Connection], why: str, *, usage: bool = True) -> None:
+    _send_all(connections, refused=why, usage=usage)
+    for connection in connections.values():
+        connection.close()
 
 
 def mismatch(about: Message, process: int, theirs: Message) -> str:
