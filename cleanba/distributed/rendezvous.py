@@ -2,12 +2,15 @@
 the job, and their flags are compared."""
 
 import math
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +26,7 @@ from cleanba.runtime.command import ANOTHER_PROCESS, PREEMPTED, CleanExit
 from cleanba.runtime.messages import first_line, say
 
 HEARTBEAT_SECONDS = 3600  # of JAX's runtime, which would abort; our own connections notice sooner
+UNIX = "unix:"  # begins the address of a socket file
 MAX_REJECTIONS = 3  # of this process, until it gives up
 
 
@@ -34,7 +38,7 @@ def joined(info: ProcessInfo, args: RunArgs, algorithm: str = "") -> Iterator[Jo
     job = Job(info, connections)
     try:
         if connections:
-            with job.starting(args.join_seconds):
+            with job.starting(args.join_seconds), _closed_to_others(runtime, info):
                 start_runtime(runtime, info, math.ceil(args.join_seconds))
                 jax.local_devices()  # all processes exchange their devices: before one waits for another
         yield job
@@ -55,9 +59,18 @@ def joined(info: ProcessInfo, args: RunArgs, algorithm: str = "") -> Iterator[Jo
         raise
 
 
+@contextmanager
+def _closed_to_others(runtime: str, info: ProcessInfo) -> Iterator[None]:
+    """After the body all processes are connected to JAX's runtime: without its socket file, no other can."""
+    try:
+        yield
+    finally:
+        if runtime.startswith(UNIX) and info.process == 0:
+            shutil.rmtree(Path(runtime.removeprefix(UNIX)).parent, ignore_errors=True)
+
+
 def start_runtime(address: str, info: ProcessInfo, seconds: int) -> None:
-    """Start JAX's runtime, which sets up the learners' collectives. It knows no secret: it listens only where
-    the other processes have reached this one."""
+    """Start JAX's runtime, which sets up the learners' collectives. It asks for no secret."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         jax.distributed.initialize(
@@ -95,7 +108,7 @@ def rendezvous(info: ProcessInfo, about: Message, seconds: float) -> tuple[dict[
         danger = f"whoever can reach {info.address} can join or end this job"
         say(f"warning: without {VARIABLE}, {danger}; {HOW_TO_SET}")
     connections = _accept_all(info, about, secret, deadline, seconds)
-    runtime = _runtime_address(connections)
+    runtime = _runtime_address(info, connections)
     _send_all(connections, runtime=runtime, who=describe_process())
     return connections, runtime
 
@@ -159,8 +172,11 @@ def _send_all(connections: dict[int, Connection], **message: Any) -> None:
             connection.send(**message)
 
 
-def _runtime_address(connections: dict[int, Connection]) -> str:
-    """A free port where the others have reached this process; not on loopback if one of them is elsewhere."""
+def _runtime_address(info: ProcessInfo, connections: dict[int, Connection]) -> str:
+    """On one machine, a socket file that only this user can reach. Else a free port, only where the others
+    have reached this process; not on loopback if one of them is elsewhere."""
+    if is_loopback(info.host_and_port[0]):
+        return f"{UNIX}{tempfile.mkdtemp(prefix='cleanba-', dir='/tmp')}/runtime"  # paths must be short
     host = min((connection.local_host for connection in connections.values()), key=is_loopback)
     return join_host_and_port(host, free_port(host))
 
@@ -210,6 +226,9 @@ def _wait_for_the_others(connection: Connection, info: ProcessInfo, deadline: fl
         raise CleanExit(f"process 0 at {info.address} was lost: {error}", ANOTHER_PROCESS) from None
     match answer:
         case {"runtime": str(runtime), "who": str(who)}:
+            if runtime.startswith(UNIX) and not Path(runtime.removeprefix(UNIX)).parent.exists():
+                fix = "name their host in JAX_COORDINATOR_ADDRESS"
+                raise UsageError(f"processes that meet at {info.address} must have the same /tmp; {fix}")
             connection.peer = who
             return runtime
         case {"refused": str(why), "usage": True}:

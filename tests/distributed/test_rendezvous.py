@@ -1,9 +1,11 @@
 """How the processes of a job connect, and what happens when they cannot."""
 
+import os
 import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from helpers.jobs import SMALL, exit_codes, outputs
@@ -24,11 +26,16 @@ def secret(monkeypatch):
     monkeypatch.setenv(VARIABLE, make_secret())
 
 
+def socket_folder(runtime):
+    """Where processes on one machine find JAX's runtime."""
+    return Path(runtime.removeprefix("unix:")).parent
+
+
 @pytest.fixture
 def meet():
     """Starts rendezvous of processes, each in a thread; returns a function that gives what each returned or
     raised."""
-    connections = []
+    connections, runtimes = [], set()
 
     def meet(*processes):
         results = [None] * len(processes)
@@ -37,6 +44,7 @@ def meet():
             try:
                 results[index] = rendezvous(*inputs)
                 connections.extend(results[index][0].values())
+                runtimes.add(results[index][1])
             except Exception as error:
                 results[index] = error
 
@@ -55,6 +63,9 @@ def meet():
     yield meet
     for connection in connections:
         connection.close()
+    for runtime in runtimes:
+        if runtime.startswith("unix:"):
+            socket_folder(runtime).rmdir()
 
 
 def test_processes_meet_and_can_then_talk(meet):
@@ -62,7 +73,9 @@ def test_processes_meet_and_can_then_talk(meet):
     (zero, runtime), (one, runtime_1) = meet(
         (ProcessInfo(address, 2, 0), ABOUT, 20), (ProcessInfo(address, 2, 1), ABOUT, 20)
     )()
-    assert runtime == runtime_1 and runtime.startswith("127.0.0.1:") and runtime != address
+    assert runtime == runtime_1
+    folder = socket_folder(runtime)
+    assert (folder.stat().st_mode & 0o777, folder.stat().st_uid) == (0o700, os.getuid())
     assert set(zero) == {1} and set(one) == {0} and re.match(r"pid \d+ on ", zero[1].peer)
     one[0].send(ping=3)
     zero[1].send(bye=True)
@@ -155,6 +168,14 @@ def test_whatever_differs_is_named():
 
 
 # -------------------------------------------------------------------------------------- as whole processes
+
+
+def test_other_hosts_get_a_port_where_they_reached_process_0(meet, monkeypatch):
+    """Not on all interfaces. Here 127.0.0.2 stands for an address in the cluster's network."""
+    monkeypatch.setattr(module, "is_loopback", lambda host: host == "127.0.0.1")
+    address = free_address().replace("127.0.0.1", "127.0.0.2")
+    zero, one = meet((ProcessInfo(address, 2, 0), ABOUT, 20), (ProcessInfo(address, 2, 1), ABOUT, 20))()
+    assert zero[1] == one[1] and re.fullmatch(r"127\.0\.0\.2:\d+", zero[1]) and zero[1] != address
 
 
 def test_processes_with_different_flags_are_refused(start, tmp_path):

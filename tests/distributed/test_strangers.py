@@ -184,7 +184,7 @@ def test_a_thousand_strangers_before_and_during_a_job_of_two(start, tmp_path):
             calls += len(mute)
         time.sleep(0.05)
     assert exit_codes(job) == [0, 0], outputs(job)
-    assert calls >= 100 and len(seen) >= 3  # where they met, JAX's runtime, the collectives
+    assert calls >= 100 and len(seen) == 3  # where they met, and each one's collectives
     assert {host.removeprefix("::ffff:") for host, _ in seen} == {"127.0.0.1"}
     assert "done: 38,400 steps" in job[0].output
     reasons = DROPPED.findall(job[0].output)
