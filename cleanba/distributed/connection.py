@@ -63,16 +63,17 @@ class Connection:
         return line
 
     def _receive(self, until: float | None, most: int) -> None:
+        remaining = None if until is None else until - time.monotonic()
         try:
-            self._socket.settimeout(None if until is None else max(1e-3, until - time.monotonic()))
+            if remaining is not None and remaining <= 0:  # bytes that keep coming must not stretch it
+                raise TimeoutError
+            self._socket.settimeout(remaining)
             data = self._socket.recv(min(most, 2**16))
         except TimeoutError:
-            data = None
+            what = "only part of a message" if self._received else "nothing"
+            raise NoMessage(f"it sent {what} in time") from None
         except OSError:  # a host that died, or a connection that was reset
             data = b""
-        if data is None or (until is not None and time.monotonic() > until):
-            what = "only part of a message" if self._received else "nothing"
-            raise NoMessage(f"it sent {what} in time")
         if not data:
             what = "within a message" if self._received else "unexpectedly"
             raise NoMessage(f"its connection closed {what}")
