@@ -15,7 +15,7 @@ from helpers.runs import REPO, read_rows
 from cleanba.config.errors import UsageError
 from cleanba.config.topology import Topology
 from cleanba.distributed.handshake import VARIABLE
-from cleanba.distributed.launch import TIED_TO_PARENT, assign_devices, command_lines
+from cleanba.distributed.launch import TIED_TO_PARENT, assign_devices, command_lines, main
 
 
 def launch(tmp_path, *argv, **options):
@@ -76,11 +76,11 @@ def test_the_layout_becomes_flags_and_variables(monkeypatch):
         (["a0-l0-d2", "ppo", "--distributed"], "--distributed is set by the layout a0-l0-d2"),
     ],
 )
-def test_bad_input(tmp_path, argv, message):
-    command = launch(tmp_path, *argv)
-    _, errors = command.communicate(timeout=60)
-    assert command.returncode == 2
-    assert message in errors and "Traceback" not in errors
+def test_bad_input(argv, message, capfd):
+    with pytest.raises(SystemExit) as left:
+        main(argv)
+    errors = capfd.readouterr().err
+    assert left.value.code == 2 and message in errors and "Traceback" not in errors
 
 
 # --------------------------------------------------------------------------------------- running processes
