@@ -66,7 +66,9 @@ class Listener:
         connection = Connection(sock)
         with self._lock:
             if len(self._unproven) >= MAX_UNPROVEN:  # an honest process would have proved itself long ago
-                next(iter(self._unproven)).close()
+                oldest = next(iter(self._unproven))
+                del self._unproven[oldest]
+                oldest.close()
             self._unproven[connection] = None
         threading.Thread(target=self._greet, args=(connection, address[0]), daemon=True).start()
 

@@ -38,7 +38,7 @@ def joined(info: ProcessInfo, args: RunArgs, algorithm: str = "") -> Iterator[Jo
     job = Job(info, connections)
     try:
         if connections:
-            with job.starting(args.join_seconds), _closed_to_others(runtime, info):
+            with job.starting(args.join_seconds), _closed_to_others(runtime, job):
                 start_runtime(runtime, info, math.ceil(args.join_seconds))
                 jax.local_devices()  # all processes exchange their devices: before one waits for another
         yield job
@@ -60,13 +60,18 @@ def joined(info: ProcessInfo, args: RunArgs, algorithm: str = "") -> Iterator[Jo
 
 
 @contextmanager
-def _closed_to_others(runtime: str, info: ProcessInfo) -> Iterator[None]:
+def _closed_to_others(runtime: str, job: Job) -> Iterator[None]:
     """After the body all processes are connected to JAX's runtime: without its socket file, no other can."""
+
+    def remove(reason: CleanExit | None = None) -> None:
+        if runtime.startswith(UNIX) and job.process == 0:
+            shutil.rmtree(Path(runtime.removeprefix(UNIX)).parent, ignore_errors=True)
+
+    job.when_lost(remove)  # the process may then exit within the body
     try:
         yield
     finally:
-        if runtime.startswith(UNIX) and info.process == 0:
-            shutil.rmtree(Path(runtime.removeprefix(UNIX)).parent, ignore_errors=True)
+        remove()
 
 
 def start_runtime(address: str, info: ProcessInfo, seconds: int) -> None:
