@@ -19,6 +19,7 @@ import sys
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import IO
 
 import tyro
 from rich.console import Console
@@ -27,7 +28,7 @@ from rich.table import Table
 
 from cleanba.config.errors import UsageError
 from cleanba.runtime.machine import visible_gpus
-from cleanba.runtime.messages import clock, say
+from cleanba.runtime.messages import clock, say, without_secrets
 
 GRACE_SECONDS = 120  # for runs to save a checkpoint and exit when the benchmark is stopped
 STATES = ("running", "failed", "stopped", "elsewhere", "waiting", "done")  # in the order of the table
@@ -85,6 +86,8 @@ def check(args: Args) -> None:
         raise UsageError(f"--slurm-template-path {template} is not a file; give e.g. cleanba.slurm_template")
     for field in fields(args):
         flag, value = f"--{field.name.replace('_', '-')}", getattr(args, field.name)
+        if any(not text.isprintable() for text in _texts(field.name, value)):
+            raise UsageError(f"{flag} has a line end or another control character; leave it out")
         if isinstance(value, int) and value < MIN_VALUES.get(field.name, value):
             raise UsageError(f"{flag} {value} is too small; give {MIN_VALUES[field.name]} or more")
         if field.name.startswith("slurm_") and value != field.default and not template:
@@ -92,6 +95,14 @@ def check(args: Args) -> None:
     cpus, tasks = args.slurm_total_cpus, args.slurm_ntasks
     if cpus is not None and (cpus < 1 or cpus % tasks):
         raise UsageError(f"--slurm-total-cpus {cpus} is not a multiple of --slurm-ntasks {tasks}; give one")
+
+
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    """What becomes part of file names and of the batch script's comments, where a line end would begin a new
+    command. The command may have several lines: it is shell text, and quoted."""
+    if name == "command" or value is None:
+        return ()
+    return tuple(map(str, value)) if isinstance(value, tuple) else (str(value),)
 
 
 # ---------------------------------------------------------------------------------------- on this machine
@@ -111,7 +122,7 @@ class BenchmarkRun:
 
     def start(self, gpus: str | None) -> bool:
         """False if another benchmark is running it, or has completed it."""
-        self._log = self.log.open("ab", buffering=0)
+        self._log = open_private(self.log, "ab")
         try:
             fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -120,7 +131,7 @@ class BenchmarkRun:
         if self.done.exists():
             self._close("done", "by another benchmark")
             return False
-        self._log.write(f"--- {time.ctime()} {self.command}\n".encode())
+        self._log.write(f"--- {time.ctime()} {without_secrets(self.command)}\n".encode())
         self._started, self.gpus, self.state = time.monotonic(), gpus, "running"
         self.note, gpu_env = (f"GPUs {gpus}", {"CUDA_VISIBLE_DEVICES": gpus}) if gpus else ("", {})
         script = f"trap : TERM; {self.command}"  # the shell waits while the command saves a checkpoint
@@ -155,6 +166,14 @@ class BenchmarkRun:
     def _close(self, state: str, note: str) -> None:
         self.state, self.note = state, note
         self._log.close()
+
+
+def open_private(path: Path, mode: str) -> IO[bytes]:
+    """Only for its owner: commands may hold tokens, and other users of a cluster can look around."""
+    file = open(path, mode, buffering=0, opener=lambda path, flags: os.open(path, flags, 0o600))  # noqa: SIM115
+    with contextlib.suppress(PermissionError):  # it belongs to a colleague
+        os.fchmod(file.fileno(), 0o600)  # an older version may have made it for all
+    return file
 
 
 def run_here(runs: list[BenchmarkRun], shares: list[str | None]) -> int:
@@ -248,7 +267,7 @@ def batch_script(args: Args, path: Path, runs: list[BenchmarkRun], folder: Path)
         "gpus_per_task": args.slurm_gpus_per_task or None,
         "cpus_per_task": cpus and cpus // args.slurm_ntasks,
         "array": f"0-{len(runs) - 1}" + (f"%{args.workers}" if args.workers else ""),
-        "log_dir": folder.resolve(),
+        "log_dir": _resolved(folder),
         "command": args.command.strip(),
     }
     quoted = {name: None if value is None else shlex.quote(str(value)) for name, value in values.items()}
@@ -266,6 +285,13 @@ def batch_script(args: Args, path: Path, runs: list[BenchmarkRun], folder: Path)
     lines = template.splitlines(keepends=True)
     given = [line for line in lines if None not in map(quoted.get, placeholder.findall(line))]
     return placeholder.sub(lambda match: str(quoted[match[1]]), "".join(given))
+
+
+def _resolved(folder: Path) -> Path:
+    resolved = folder.resolve()
+    if not str(resolved).isprintable():  # the working directory or a link may have what the flag has not
+        raise UsageError(f"--log-dir: {resolved} has a line end or another control character; give another")
+    return resolved
 
 
 # -------------------------------------------------------------------------------------------------- main
@@ -293,9 +319,10 @@ def benchmark(args: Args) -> int:
     job = folder / "job.sbatch"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "command.txt").write_text(f"{command}\n")
-        if script:
-            job.write_text(script)
+        for path, text in (folder / "command.txt", f"{without_secrets(command)}\n"), (job, script):
+            if text:
+                with open_private(path, "wb") as file:
+                    file.write(text.encode())
     except OSError as error:
         raise UsageError(f"--log-dir {args.log_dir}: {error.strerror}; give another folder") from error
     if not script:

@@ -9,13 +9,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
 
-from cleanba.distributed.connection import Connection, Message
+from cleanba.distributed.connection import Connection, Message, NoMessage
 from cleanba.distributed.process_info import ProcessInfo
 from cleanba.runtime.command import ANOTHER_PROCESS, CleanExit, hard_exit
 from cleanba.runtime.messages import say, without_secrets
@@ -48,6 +48,26 @@ class Job:
             listener.start()
 
     # ----------------------------------------------------------------------------------- normal operation
+
+    @contextmanager
+    def starting(self, seconds: float) -> Iterator[None]:
+        """In the body all processes start JAX's runtime, which waits for all of them. One that is silent for
+        too long would make it abort with a stack of C++; the job ends before that, and names it."""
+        started = threading.Event()
+        deadline = time.monotonic() + seconds + (EXIT_SECONDS if self.process else 0)  # process 0 knows who
+
+        def watch() -> None:
+            while not started.wait(min(1.0, seconds / 5)):
+                self.ping(0)
+                if time.monotonic() > deadline:
+                    self.lose(f"JAX's runtime did not start within {seconds:g} s{self.straggler(0)}")
+                    return
+
+        threading.Thread(target=watch, name="start", daemon=True).start()
+        try:
+            yield
+        finally:
+            started.set()
 
     def broadcast(self, message: Message) -> None:
         """In process 0: send to all others."""
@@ -125,25 +145,35 @@ class Job:
         return ""
 
     def _listen(self, process: int, connection: Connection) -> None:
-        for message in connection:
-            match message:
-                case {"report": report}:
-                    with suppress(ChannelClosed):  # the job is ending
-                        self._reports[process].put(report)
-                case {"ping": progress}:
-                    self._pings[process] = (time.monotonic(), progress)
-                case {"broadcast": message}:
-                    with suppress(ChannelClosed):  # the job is ending
-                        self._broadcasts.put(message)
-                case {"failed": why, "exit_code": code}:
-                    self.lose(f"process {process} ({connection.peer}) failed: {why}", exit_code=code)
-                case {"lost": why, "stuck": stuck, "exit_code": code}:
-                    self.lose(why, stuck=stuck, exit_code=code)
-                case {"bye": _}:
+        try:
+            for message in connection:
+                if self._is_last(process, connection, message):
                     return
-        self.lose(f"process {process} ({connection.peer}) was lost: its connection closed unexpectedly")
+        except NoMessage as why:
+            self.lose(f"process {process} ({connection.peer}) was lost: {why}")
         if self.process > 0 and self.end_reason:  # without process 0, JAX's runtime aborts this one
             hard_exit(self.end_reason.exit_code)
+
+    def _is_last(self, process: int, connection: Connection, message: Message) -> bool:
+        """Handle a message. A code of 0, or one that is no exit code, must not make a failure a success."""
+        match message:
+            case {"report": dict(report)}:
+                with suppress(ChannelClosed):  # the job is ending
+                    self._reports[process].put(report)
+            case {"ping": int(progress)}:
+                self._pings[process] = (time.monotonic(), progress)
+            case {"broadcast": dict(content)}:
+                with suppress(ChannelClosed):  # the job is ending
+                    self._broadcasts.put(content)
+            case {"failed": str(why), "exit_code": int(code)} if 0 < code < 256:
+                self.lose(f"process {process} ({connection.peer}) failed: {why}", exit_code=code)
+            case {"lost": str(why), "stuck": bool(stuck), "exit_code": int(code)} if 0 < code < 256:
+                self.lose(why, stuck=stuck, exit_code=code)
+            case {"bye": True}:
+                return True
+            case _:
+                raise NoMessage("it sent a message that no process of a job sends")
+        return False
 
     def _exit_later(self) -> None:
         """For a process that cannot exit by itself, e.g. inside a collective. Process 0 gets more time: it

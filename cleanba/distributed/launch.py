@@ -17,6 +17,7 @@ from typing import IO
 from cleanba.algorithms import ALGORITHMS
 from cleanba.config.errors import UsageError
 from cleanba.config.topology import Topology
+from cleanba.distributed import handshake
 from cleanba.runtime.command import ANOTHER_PROCESS, command
 from cleanba.runtime.machine import visible_gpus
 from cleanba.runtime.messages import say
@@ -35,6 +36,16 @@ LAYOUT_FLAGS = ("--actor-device-ids", "--learner-device-ids", "--distributed", "
 EXIT_SECONDS = 10.0  # for the others to exit by themselves after one has failed
 MIN_CORES = 4  # per process, for cores to be pinned at all
 MAX_ERROR_LINES = 200  # kept per process, to be repeated at the end
+# Becomes the command in argv[2:], which gets SIGTERM and saves a checkpoint when its parent argv[1] dies, in
+# whatever way. In a program of its own: Python must not run between fork and exec in a process with threads.
+TIED_TO_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+if os.getppid() != int(sys.argv[1]):  # it has died before
+    sys.exit(143)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def main(argv: list[str], prog: str = "cleanba launch") -> None:
@@ -86,6 +97,7 @@ def command_lines(
     shared = {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
         "JAX_NUM_PROCESSES": str(topology.processes),
+        handshake.VARIABLE: handshake.make_secret(),
         "PYTHONUNBUFFERED": "1",
     }
     devices = assign_devices(topology)
@@ -140,7 +152,7 @@ class Process:
         self.rank = rank
         self.errors: deque[str] = deque(maxlen=MAX_ERROR_LINES)
         self._child = subprocess.Popen(
-            argv,
+            [sys.executable, "-ISc", TIED_TO_PARENT, str(os.getpid()), *argv],
             env=os.environ | env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

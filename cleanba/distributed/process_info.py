@@ -49,12 +49,17 @@ def resolve_process(args: RunArgs) -> ProcessInfo:
     address, processes, process = found.values()
     try:
         info = ProcessInfo(str(address), int(str(processes)), int(str(process)))
-        _ = info.host_and_port
+        host, port = info.host_and_port
     except ValueError:
         raise UsageError(
             f"--distributed: JAX_COORDINATOR_ADDRESS={address} must be host:port, "
             f"JAX_NUM_PROCESSES={processes} and JAX_PROCESS_ID={process} must be integers"
         ) from None
+    if not host or not 0 < port < 2**16:
+        raise UsageError(
+            f"--distributed: JAX_COORDINATOR_ADDRESS={address} must be host:port, with the host of process 0 "
+            f"and a port between 1 and {2**16 - 1}"
+        )
     if not 0 <= info.process < info.processes:
         raise UsageError(f"--distributed: process {process} is not one of {processes}; count from 0")
     return info
@@ -65,7 +70,11 @@ def _slurm_address() -> str:
     nodes = os.environ["SLURM_STEP_NODELIST"]  # e.g. n1,n2 or n[001-003,7],m1
     first = re.match(r"([^,\[]*)(?:\[([^,\-\]]*))?", nodes)
     host = "".join(part or "" for part in first.groups()) if first else nodes
-    job, step = (int(os.environ.get(name, 0)) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    numbers = {name: os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")}
+    for name, value in numbers.items():
+        if not (value.isascii() and value.isdigit()):
+            raise UsageError(f"--distributed: {name}={value} is not a number; set JAX_COORDINATOR_ADDRESS")
+    job, step = map(int, numbers.values())
     return f"{host}:{(job + 97 * step) % 4096 + 61440}"
 
 
@@ -73,17 +82,12 @@ def process_description(args: RunArgs, info: ProcessInfo, algorithm: str) -> Mes
     """What must be the same in all processes; `algorithm` is a digest of its file."""
     flags = {flag(name): value for name, value in dataclasses.asdict(args).items()}
     here = {
-        "processes": info.processes,
+        "JAX_NUM_PROCESSES (or SLURM_NTASKS)": info.processes,
         "code": code_digest(),
         "algorithm": algorithm,
         "jax": jax.__version__,
     }
     return json.loads(json.dumps(flags | here))
-
-
-def job_tag() -> str:
-    """Distinguishes jobs that happen to use the same address."""
-    return ".".join(os.environ.get(name, "-") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
 
 
 def describe_process() -> str:

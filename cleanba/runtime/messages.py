@@ -11,7 +11,8 @@ from rich.console import Console
 def say(text: str) -> None:
     """To stderr, in one write: other processes may share the terminal. It may also be gone."""
     with suppress(OSError):
-        sys.stderr.write(f"{without_secrets(text)}\n")
+        lines = without_secrets(text).split("\n")
+        sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
         sys.stderr.flush()
 
 
@@ -21,17 +22,27 @@ def show(console: Console, text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """In one line and without control characters: text from a file or another machine must not steer the
-    terminal."""
-    return "".join(char if char.isprintable() else "�" for char in text)
+    """In one line, with escapes for what cannot be printed: text from elsewhere (a peer, a file, the
+    environment) must not steer the terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def without_secrets(text: str) -> str:
     """Libraries repeat what they were given in their error messages: tokens, or URLs with passwords."""
-    for name, value in os.environ.items():
-        if len(value) >= 8 and re.search("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", name.upper()):
-            text = text.replace(value, f"(the value of {name})")
-    return re.sub(r"(://)[^/\s:@]+:[^/\s@]+@", r"\1***@", text)
+    secrets = {value: name for name, value in os.environ.items() if len(value) >= 8 and _is_secret(name)}
+    for value in sorted(secrets, key=len, reverse=True):  # one may begin like another
+        text = text.replace(value, f"(the value of {secrets[value]})")
+    assignment = r"(\b[A-Z][A-Z0-9_]*|--[\w-]+)=([^\s'\"]+)"  # in shell, not the key=key of Python
+    text = re.sub(assignment, lambda m: f"{m[1]}=***" if _is_secret(m[1]) else m[0], text)
+    return re.sub(r"(://)[^/\s@]+@", r"\1***@", text)
+
+
+def _is_secret(name: str) -> bool:
+    """By its words: WANDB_API_KEY, PGPASSWORD, --hub-token; but not MONKEY_DIR, TOKENIZERS_…, KEY_PATH."""
+    name = name.upper().replace("-", "_")
+    words = r"(^|_)(API)?(KEY|TOKEN|SECRET|CREDENTIAL)S?(_|$)|PASSW(OR)?D|PASSPHRASE"
+    place = r"_(DIR|FILE|FOLDER|HOME|PATH)$"
+    return bool(re.search(words, name)) and not re.search(place, name)
 
 
 def first_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ def bare_machine(tmp_path, monkeypatch):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     (tmp_path / "bin").mkdir()
-    for tool in ("bash", "date", "flock", "rm", "sleep", "touch"):
+    for tool in ("bash", "date", "flock", "od", "rm", "sleep", "touch"):
         (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("PYTHONPATH", str(REPO))

@@ -67,6 +67,13 @@ def test_a_failed_run_does_not_stop_others_and_only_it_is_repeated():
     assert main(*argv)[:2] == (0, f"runs: 3 done; logs in {files('log')['B__1'].parent}\n")
 
 
+def test_logs_are_for_their_owner_and_do_not_repeat_tokens():
+    assert main("--env-ids", "A", "--command", "HF_TOKEN=hf_x true", "--num-seeds", 1)[0] == 0
+    log = files("log")["A__1"]
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert "HF_TOKEN=*** true --env-id A" in log.read_text() and "hf_x" not in log.read_text()
+
+
 def test_each_command_has_its_own_folder():
     for command in ("echo one", "echo two"):
         assert main("--env-ids", "A", "--command", command, "--num-seeds", 1)[0] == 0

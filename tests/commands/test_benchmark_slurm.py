@@ -74,6 +74,35 @@ def test_flags_become_directives():
     assert directives(slurm_script("--slurm-gpus-per-task", 0)).get("gpus-per-task") is None
 
 
+@pytest.mark.parametrize("flag", ["partition", "account", "qos", "time"])
+@pytest.mark.parametrize("text", ["gpu\ntouch owned #", "gpu\rx", "gpu\x1b[2J"])
+def test_a_flag_cannot_begin_a_new_line_of_the_script(flag, text):
+    """In a comment, quotes do not keep a line end from ending it: what follows would be executed."""
+    argv = ["--env-ids", "A", "--command", "echo", "--workers", 0, "--slurm-template-path", TEMPLATE]
+    code, out, err = main(*argv, f"--slurm-{flag}", text)
+    assert (code, out) == (2, "")
+    assert err == f"error: --slurm-{flag} has a line end or another control character; leave it out\n"
+
+
+def test_nor_can_the_folder_or_an_environment(tmp_path, monkeypatch):
+    (tmp_path / "two\nlines").mkdir()
+    monkeypatch.chdir(tmp_path / "two\nlines")
+    argv = ["--command", "echo", "--workers", 0, "--slurm-template-path", TEMPLATE, "--env-ids"]
+    for flag, values in {"--log-dir": ["A"], "--env-ids": ["A\nB"]}.items():
+        code, out, err = main(*argv, *values)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error: {flag}") and "has a line end or another control character" in err
+
+
+def test_the_script_is_for_its_owner_only():
+    make_executable("sbatch", "echo Submitted batch job 1")
+    argv = ["--env-ids", "A", "--command", "HF_TOKEN=hf_x python a.py", "--slurm-template-path", TEMPLATE]
+    assert main(*argv)[0] == 0
+    script, command = files("sbatch")["job"], files("txt")["command"]
+    assert [path.stat().st_mode & 0o777 for path in (script, command)] == [0o600] * 2
+    assert "HF_TOKEN=hf_x" in script.read_text() and command.read_text() == "HF_TOKEN=*** python a.py\n"
+
+
 def test_the_template_names_no_cluster():
     assert not re.search(r"--(partition|account|qos|time)=[^{]", TEMPLATE.read_text())
 
@@ -171,6 +200,17 @@ def test_an_array_task_runs_its_environment_and_seed(array_task):
         assert f"<a  b><{process}><--env-id><ALE/It's $1-v5><--seed><2>" in log
     assert Path("srun_flags").read_text() == "--kill-on-bad-exit\n--wait=0\n"
     assert not Path("scontrol_calls").exists() and not files("preempted")
+
+
+def test_each_job_has_a_secret_of_its_own_which_is_only_in_the_environment(array_task):
+    """And a log that only its owner can read."""
+    script = slurm_script(command='test $SLURM_PROCID = 1 || echo "$CLEANBA_JOB_SECRET" >> secrets; :')
+    for task in (0, 1):
+        assert array_task(script, task).wait(20) == 0
+    first, second = Path("secrets").read_text().split()
+    assert len(first) == len(second) == 64 and first != second
+    for log in files("log").values():
+        assert log.stat().st_mode & 0o777 == 0o600 and first not in log.read_text()
 
 
 def test_srun_gets_the_cores_of_the_job(array_task):

@@ -8,7 +8,7 @@ from helpers.runs import REPO
 NAMED_TEST = re.compile(r"\[`(test_\w+)`\]\(([^)]+)\)")
 LINK = re.compile(r"\]\((?!\w+:)([^)#]*)(?:#([\w-]+))?\)")
 SCRIPT = re.compile(r"\b(?:cleanba|cleanrl_utils|benchmarks|tests)/[\w/]+\.py\b")
-PAGES = ["README.md", "docs/glossary.md", "docs/reproducibility.md", "benchmarks/RESULTS.md"]
+PAGES = ["README.md", "SECURITY.md", "docs/glossary.md", "docs/reproducibility.md", "benchmarks/RESULTS.md"]
 
 
 def test_every_promise_points_at_a_test_that_exists():

@@ -219,10 +219,12 @@ def check_requeued(log):
 
 
 def test_a_preempted_run_is_requeued(slurm, tmp_path):
-    """By the template: both processes exit with 75 the first time."""
-    job, log = submit_script(slurm, tmp_path, FIRST_TIME + "exit 75")
+    """By the template: both processes exit with 75 the first time. They have a secret in common."""
+    job, log = submit_script(slurm, tmp_path, FIRST_TIME + "echo $CLEANBA_JOB_SECRET >>secrets; exit 75")
     slurm.wait_for(job)
     check_requeued(log)
+    first, second = (tmp_path / "secrets").read_text().split()
+    assert first == second and len(first) == 64
 
 
 @pytest.mark.slow

@@ -14,7 +14,8 @@ from helpers.runs import REPO, read_rows
 
 from cleanba.config.errors import UsageError
 from cleanba.config.topology import Topology
-from cleanba.distributed.launch import assign_devices, command_lines
+from cleanba.distributed.handshake import VARIABLE
+from cleanba.distributed.launch import TIED_TO_PARENT, assign_devices, command_lines, main
 
 
 def launch(tmp_path, *argv, **options):
@@ -56,6 +57,8 @@ def test_the_layout_becomes_flags_and_variables(monkeypatch):
     )
     assert zero["JAX_COORDINATOR_ADDRESS"] == one["JAX_COORDINATOR_ADDRESS"]
     assert (zero["JAX_PROCESS_ID"], one["JAX_PROCESS_ID"], one["JAX_NUM_PROCESSES"]) == ("0", "1", "2")
+    assert len(secret := zero[VARIABLE]) == 64 and one[VARIABLE] == secret and secret not in " ".join(argv)
+    assert command_lines(Topology.parse("a0-l0-d2"), "ppo", [])[0][1][VARIABLE] != secret
     script, _ = command_lines(Topology.parse("a0-l0-d1"), "some/preset.py", [])[0]
     assert script[1] == "some/preset.py"
 
@@ -73,11 +76,11 @@ def test_the_layout_becomes_flags_and_variables(monkeypatch):
         (["a0-l0-d2", "ppo", "--distributed"], "--distributed is set by the layout a0-l0-d2"),
     ],
 )
-def test_bad_input(tmp_path, argv, message):
-    command = launch(tmp_path, *argv)
-    _, errors = command.communicate(timeout=60)
-    assert command.returncode == 2
-    assert message in errors and "Traceback" not in errors
+def test_bad_input(argv, message, capfd):
+    with pytest.raises(SystemExit) as left:
+        main(argv)
+    errors = capfd.readouterr().err
+    assert left.value.code == 2 and message in errors and "Traceback" not in errors
 
 
 # --------------------------------------------------------------------------------------- running processes
@@ -152,15 +155,44 @@ def start_and_wait(tmp_path, *flags):
     return command, children
 
 
-def test_no_process_outlives_a_launcher_that_is_killed(tmp_path):
-    """Processes notice when they print their next line."""
-    command, children = start_and_wait(tmp_path, "--log-frequency", "1")
+SILENT = """
+import os, signal, sys, time
+from pathlib import Path
+
+def save(*_):
+    Path("saved-" + os.environ["JAX_PROCESS_ID"]).touch()
+    os._exit(75)
+
+signal.signal(signal.SIGTERM, save)
+Path("started-" + os.environ["JAX_PROCESS_ID"]).touch()
+time.sleep(999)
+"""
+
+
+def test_processes_save_and_end_when_their_launcher_is_killed(tmp_path):
+    """At once, not only when they notice that nobody reads what they print."""
+    (tmp_path / "silent.py").write_text(SILENT)
+    command = launch(tmp_path, "a0-l0-d2", "silent.py")
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("started-*"))) < 2:
+        assert command.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    children = psutil.Process(command.pid).children(recursive=True)
     command.kill()
     command.communicate()
     _, alive = psutil.wait_procs(children, timeout=15)
     for process in alive:
         process.kill()
-    assert not alive
+    assert len(children) == 2 and not alive
+    assert len(list(tmp_path.glob("saved-*"))) == 2
+
+
+def test_a_process_whose_launcher_is_already_dead_does_not_start(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    tied = [sys.executable, "-ISc", TIED_TO_PARENT, str(gone.pid), sys.executable, "-c", "print('started')"]
+    process = subprocess.run(tied, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (143, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

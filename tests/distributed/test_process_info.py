@@ -46,6 +46,11 @@ def test_the_job_is_found_in_the_environment(set_variables, variables, info):
         (JAX | dict(JAX_PROCESS_ID="3"), "process 3 is not one of 3; count from 0"),
         (JAX | dict(JAX_COORDINATOR_ADDRESS="host"), "JAX_COORDINATOR_ADDRESS=host must be host:port"),
         (JAX | dict(JAX_NUM_PROCESSES="two"), "JAX_NUM_PROCESSES=two"),
+        *[
+            (JAX | dict(JAX_COORDINATOR_ADDRESS=address), f"ADDRESS={address} must be .* between 1 and 65535")
+            for address in ("host:0", "host:65536", "host:-1", ":61440")
+        ],
+        (SLURM | dict(SLURM_JOB_ID="7_1"), "SLURM_JOB_ID=7_1 is not a number; set JAX_COORDINATOR_ADDRESS"),
     ],
 )
 def test_missing_or_wrong_variables_are_named(set_variables, variables, message):

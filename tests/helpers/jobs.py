@@ -37,8 +37,9 @@ class Process:
             raise AssertionError(f"still running after {timeout} s:\n{self.output}") from None
 
 
-def start_processes(folder, count, *argv, script=None, devices=1, flags=(), **env):
-    """Start a job in `folder`: PPO, or the code in `script`. `flags` has extra flags for single processes."""
+def start_processes(folder, count, *argv, script=None, devices=1, flags=(), ranks=None, **env):
+    """Start a job in `folder`: PPO, or the code in `script`. `flags` has extra flags for single processes;
+    `ranks` names the ones to start, by default all."""
     shared = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "JAX_PROCESS", "JAX_NUM"))}
     shared |= {
         "JAX_COORDINATOR_ADDRESS": free_address(),
@@ -51,6 +52,7 @@ def start_processes(folder, count, *argv, script=None, devices=1, flags=(), **en
     return [
         Process(folder, rank, [*command, *extra], shared | {"JAX_PROCESS_ID": str(rank)})
         for rank, extra in enumerate([*flags, *[()] * (count - len(flags))])
+        if ranks is None or rank in ranks
     ]
 
 
