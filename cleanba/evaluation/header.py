@@ -31,7 +31,8 @@ class Header(NamedTuple):
     probe: list[Any] | None
 
 
-def read_header(path: Path, metadata: dict[str, str]) -> Header:
+def read_header(path: Path, metadata: dict[str, str], given: dict[str, Any]) -> Header:
+    """`given` are the environment's options that the user has named: they go over those of the model."""
     try:
         version = int(metadata["format"])
     except (KeyError, ValueError):
@@ -45,10 +46,12 @@ def read_header(path: Path, metadata: dict[str, str]) -> Header:
         flags = with_tuples(json.loads(metadata["args"]))
         name = metadata.get("algorithm") or ("ppo" if "clip_coef" in flags else "impala")
         env = env_from_json(json.loads(metadata["env"]))
+        env = env._replace(options=env.options | given)
         header = Header(name, flags, env, int(metadata["steps"]), json.loads(metadata.get("probe", "null")))
         _check(header)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise damaged(path, error) from error
+    check_options(path, env, given)
     return header
 
 
@@ -71,7 +74,6 @@ def _check(header: Header) -> None:
         raise ValueError("impossible observations")
     if not _is_action(env.action):
         raise ValueError("impossible actions")
-    check_options(env)
 
 
 def _is_array(spec: ArraySpec) -> bool:
@@ -79,9 +81,13 @@ def _is_array(spec: ArraySpec) -> bool:
 
 
 def _is_action(spec: ActionSpec) -> bool:
-    bounds = all(isinstance(x, int | float) for x in (spec.low, spec.high))
-    counts = type(spec.n) is int and 0 <= spec.n <= MAX_ACTIONS and _is_shape(spec.shape, MAX_ACTIONS)
-    return spec.kind in ("discrete", "box") and spec.dtype.kind in "iuf" and bounds and counts
+    if not _is_shape(spec.shape, MAX_ACTIONS) or spec.dtype.kind not in "iuf":
+        return False
+    bounds = [spec.low, spec.high]
+    if not all(isinstance(x, tuple) and all(isinstance(y, int | float) for y in x) for x in bounds):
+        return False
+    counts = {"discrete": [spec.n], "multi_discrete": spec.ns, "box": spec.shape}.get(spec.kind)
+    return bool(counts) and _is_shape(tuple(counts), MAX_ACTIONS) and type(spec.n) is int
 
 
 def _is_shape(shape: tuple[Any, ...], most: int) -> bool:
@@ -89,15 +95,18 @@ def _is_shape(shape: tuple[Any, ...], most: int) -> bool:
     return sizes and math.prod(shape) <= most
 
 
-def check_options(env: EnvSpec) -> None:
-    """Options are for a library in C++: only values that a preset has reach it."""
+def check_options(path: Path, env: EnvSpec, given: dict[str, Any]) -> None:
+    """Options are for a library in C++: only values that a preset has, or the user has named, reach it."""
+    presets = [*ATARI_PRESETS.values(), given]
     for name, value in env.options.items():
-        known = [preset[name] for preset in ATARI_PRESETS.values() if name in preset]
+        known = [preset[name] for preset in presets if name in preset]
         if not any(type(value) is type(x) and value == x for x in known):
-            raise ValueError(f"no preset has the option {name} {value!r}")
+            option = printable(json.dumps({name: value})[:200])
+            raise UsageError(
+                f"{path} asks for an option that no preset has; allow it with --env-options '{option}'"
+            )
 
 
 def describe_env(env: EnvSpec) -> str:
     obs = ", ".join(f"{'x'.join(map(str, x.shape))} {x.dtype.name}" for x in jax.tree.leaves(env.obs))
-    actions = f"{env.action.n} actions" if env.action.kind == "discrete" else f"{env.action.shape} actions"
-    return printable(f"{env.env_id} with {actions} and {obs} observations")
+    return printable(f"{env.env_id} with {env.action} and {obs} observations")

@@ -19,7 +19,7 @@ from cleanba.config.flags import RunArgs, check_types
 from cleanba.config.topology import Topology
 from cleanba.envs.factory import describe
 from cleanba.envs.spec import EnvSpec, env_to_json
-from cleanba.evaluation.header import FORMAT, Header, check_options, damaged, describe_env, read_header
+from cleanba.evaluation.header import FORMAT, Header, damaged, describe_env, read_header
 from cleanba.runtime.files import atomic_write, open_regular
 from cleanba.runtime.messages import printable
 from cleanba.runtime.tensors import check_tensors, named_leaves, named_tensors, slice_type, tensor_type
@@ -83,13 +83,13 @@ def _cpu() -> jax.Device | None:
         return None
 
 
-def load_model(path: Path, algorithm: str | None = None) -> Model:
+def load_model(path: Path, algorithm: str | None = None, env_options: dict[str, Any] | None = None) -> Model:
     """With the `algorithm` that trained it: by default the one of ALGORITHMS that it names. The name of a
-    file is never imported; the user must give that file."""
+    file is never imported; the user must give that file. `env_options` go over the model's own."""
     try:
         os.close(open_regular(path))
         with safe_open(path, framework="numpy") as file:
-            header = read_header(path, file.metadata() or {})
+            header = read_header(path, file.metadata() or {}, env_options or {})
             model = _read(path, file, header, algorithm)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -180,9 +180,8 @@ def _read_tensors(path: Path, file: Any, template: Published, names: set[str] | 
 def check_environment(model: Model) -> None:
     """The installed EnvPool must have the environment that the model was trained in."""
     try:
-        check_options(model.env)
         installed = describe(model.env)
-    except (UsageError, TypeError, ValueError) as error:  # TypeError: EnvPool does not know an option
+    except UsageError as error:
         reason = printable(str(error))
         raise UsageError(f"the model's environment is not in the installed EnvPool: {reason}") from error
     if installed != model.env:

@@ -10,6 +10,7 @@ from helpers.models import as_type, edited, make_model, rewrite
 from cleanba.config.errors import UsageError
 from cleanba.envs.atari import ATARI_PRESETS
 from cleanba.evaluation import model as model_file
+from cleanba.evaluation.evaluate import evaluate
 from cleanba.evaluation.model import load_model, load_published, save_model
 
 
@@ -57,7 +58,7 @@ def test_a_damaged_header_is_refused(path, part, value):
 
 ARRAY = dict(shape=[4], dtype="float32", stack=1)
 IMAGE = dict(shape=[4, 16384, 16384], dtype="uint8", stack=4)
-ACTION = dict(kind="discrete", shape=[], dtype="int32", n=2, low=-1.0, high=1.0)
+ACTION = dict(kind="discrete", shape=[], dtype="int32", n=2, ns=[], low=[], high=[])
 HUGE = ATARI_PRESETS["impala"] | dict(img_height=16384, img_width=16384)
 
 
@@ -102,8 +103,20 @@ HUGE = ATARI_PRESETS["impala"] | dict(img_height=16384, img_width=16384)
 @pytest.mark.usefixtures("nothing_is_built")
 def test_an_impossible_environment_is_refused(path, change):
     rewrite(path, env=edited(path, "env", **change))
-    with pytest.raises(UsageError, match="has a damaged header"):
+    with pytest.raises(UsageError, match="has a damaged header|asks for an option that no preset"):
         load_model(path)
+
+
+def test_options_that_the_user_names_are_allowed_and_go_over_the_models(path):
+    rewrite(path, env=edited(path, "env", options={"max_episode_steps": 9}))
+    with pytest.raises(UsageError, match=r"allow it with --env-options '{\"max_episode_steps\": 9}'"):
+        load_model(path)
+    for steps in (9, 7):
+        options = {"max_episode_steps": steps}
+        model = load_model(path, env_options=options)
+        assert model.env.options == options
+        lengths = [episode.length for episode in evaluate(model, episodes=2, seed=1).episodes]
+        assert max(lengths) <= steps
 
 
 @pytest.mark.usefixtures("nothing_is_built")

@@ -96,7 +96,7 @@ def test_params_of_another_network_are_refused_before_they_are_read(saved):
         ),
         (dict(env_id="CartPole-v9"), "CartPole-v9 is not an EnvPool environment; did you mean CartPole-v"),
         (dict(env_id="Acrobot-v1"), "trained in Acrobot-v1 with 2 actions .* EnvPool has Acrobot-v1 with 3"),
-        (dict(options={"base_path": "/"}), "no preset has the option base_path"),
+        (dict(options={"base_path": "/"}), "has no option 'base_path'"),
         (dict(options={"frame_skip": 4}), "environment is not in the installed EnvPool: .*frame_skip"),
     ],
 )
