@@ -3,23 +3,47 @@
 import os
 import tempfile
 
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of a small run is compilation, and many tests compile the same programs, also in other processes.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cleanba-tests-")
+if not IS_WORKER:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cleanba-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
+import shutil
 from functools import wraps
 from typing import Any
 
 import pytest
 from helpers import chromium as chromium_browser
+from helpers import leftovers
 from helpers import slurm as slurm_cluster
 from helpers.runs import read_rows
 
 from cleanba import cleanba_ppo
 from cleanba.records.outcome import Outcome
 from cleanba.training.train import train
+
+
+def pytest_configure() -> None:
+    leftovers.adopt_orphans()
+    leftovers.give_children_default_signals()
+
+
+def pytest_unconfigure() -> None:
+    if not IS_WORKER:
+        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running():
+    """Whatever a test starts is dead when the test is over, passed or failed."""
+    before = leftovers.children()
+    yield
+    left = leftovers.still_running(before, seconds=1)
+    leftovers.kill_new_children(before)
+    assert not left, f"the test has left processes running: {left}"
 
 
 @pytest.fixture
