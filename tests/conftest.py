@@ -3,12 +3,14 @@
 import os
 import tempfile
 
-IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of a small run is compilation, and many tests compile the same programs, also in other processes.
-if not IS_WORKER:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cleanba-tests-")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = (
+    os.environ["JAX_COMPILATION_CACHE_DIR"]  # that of the process that has started the workers
+    if "PYTEST_XDIST_WORKER" in os.environ
+    else tempfile.mkdtemp(prefix="cleanba-tests-")
+)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import shutil
@@ -32,7 +34,7 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
-    if not IS_WORKER:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
         shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 

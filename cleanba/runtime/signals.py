@@ -6,7 +6,6 @@ apart. It is woken through a socket when a signal arrives (`signal.set_wakeup_fd
 is inside a long call; and it may wait for locks, which a handler must not.
 """
 
-import _thread
 import os
 import select
 import signal
@@ -72,12 +71,12 @@ def _watch(wakeups: socket.socket) -> None:
         elif number == ACT:
             time.sleep(0.05)  # the code that drops exceptions returns meanwhile
             if _dropped:
-                echoes += 1
-                _thread.interrupt_main(signal.Signals[_received[0]])
+                echoes += 1  # this socket sees it, too
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals[_received[0]])
         elif signal.getsignal(number) is not _handle:
             continue  # a signal of somebody else
         elif echoes:
-            echoes -= 1  # interrupt_main writes to the socket, too
+            echoes -= 1
         elif first is None:
             first = time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - first > SAME_REQUEST_SECONDS:

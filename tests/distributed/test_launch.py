@@ -52,7 +52,7 @@ def test_the_layout_becomes_flags_and_variables(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (_, zero), (argv, one) = command_lines(Topology.parse("a0,1-l2-d2"), "impala", ["--seed", "3"])
     assert " ".join(argv[1:]) == (
-        "-m cleanba.cleanba_impala --actor-device-ids 0 1 --learner-device-ids 2 --distributed --seed 3"
+        "-m cleanba impala --actor-device-ids 0 1 --learner-device-ids 2 --distributed --seed 3"
     )
     assert zero["JAX_COORDINATOR_ADDRESS"] == one["JAX_COORDINATOR_ADDRESS"]
     assert (zero["JAX_PROCESS_ID"], one["JAX_PROCESS_ID"], one["JAX_NUM_PROCESSES"]) == ("0", "1", "2")
