@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from helpers import chromium as chromium_browser
-from helpers import leftovers
 from helpers import slurm as slurm_cluster
+from helpers.leftovers import nothing_is_left_running, pytest_configure  # noqa: F401
 from helpers.runs import read_rows
 
 from cleanba import cleanba_ppo
@@ -28,24 +28,17 @@ from cleanba.records.outcome import Outcome
 from cleanba.training.train import train
 
 
-def pytest_configure() -> None:
-    leftovers.adopt_orphans()
-    leftovers.give_children_default_signals()
-
-
 def pytest_unconfigure() -> None:
     if "PYTEST_XDIST_WORKER" not in os.environ:
         shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left_running():
-    """Whatever a test starts is dead when the test is over, passed or failed."""
-    before = leftovers.children()
-    yield
-    left = leftovers.still_running(before, seconds=1)
-    leftovers.kill_new_children(before)
-    assert not left, f"the test has left processes running: {left}"
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A worker gets whole files: their tests share fixtures and compiled programs. Those that install Debian
+    packages or have daemons go to one worker."""
+    for item in items:
+        uses_debian = {"slurm", "chromium"} & set(getattr(item, "fixturenames", ()))
+        item.add_marker(pytest.mark.xdist_group("debian" if uses_debian else str(item.path)))
 
 
 @pytest.fixture

@@ -67,6 +67,15 @@ def test_a_failed_run_does_not_stop_others_and_only_it_is_repeated():
     assert main(*argv)[:2] == (0, f"runs: 3 done; logs in {files('log')['B__1'].parent}\n")
 
 
+def test_a_full_disk_under_the_logs_stops_no_run():
+    main("--env-ids", "A", "--num-seeds", 1, "--command", "false #")
+    log = files("log")["A__1"]
+    log.unlink()
+    log.symlink_to("/dev/full")
+    code, out, errors = main("--env-ids", "A", "--num-seeds", 1, "--command", "false #")
+    assert (code, errors.splitlines()[0]) == (1, "error: 1 of 1 runs failed:") and "exit code 1" in errors
+
+
 def test_each_command_has_its_own_folder():
     for command in ("echo one", "echo two"):
         assert main("--env-ids", "A", "--command", command, "--num-seeds", 1)[0] == 0

@@ -17,18 +17,17 @@ from cleanba.config.topology import Topology
 from cleanba.distributed.launch import assign_devices, command_lines
 
 
-def launch(tmp_path, *argv, **options):
+def launch(tmp_path, *argv, before=()):
     inherited = {
         k: v for k, v in os.environ.items() if k not in ("JAX_NUM_CPU_DEVICES", "CUDA_VISIBLE_DEVICES")
     }
     return subprocess.Popen(
-        [sys.executable, "-c", "from cleanba.cli import main; main()", "launch", *argv],
+        [*before, sys.executable, "-c", "from cleanba.cli import main; main()", "launch", *argv],
         cwd=tmp_path,
         env=inherited | {"PYTHONPATH": str(REPO)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **options,
     )
 
 
@@ -141,6 +140,18 @@ def test_a_process_that_does_not_exit_is_killed(tmp_path):
         [sys.executable, "-c", impatient], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPO)}
     )
     assert command.wait(30) == 137
+
+
+CHATTY = "for i in range(20_000): print(f'line {i} of some output that is more than a pipe holds')"
+
+
+def test_output_that_nobody_reads_or_that_is_closed_stops_no_process(tmp_path):
+    (tmp_path / "chatty.py").write_text(CHATTY)
+    with launch(tmp_path, "a0-l0-d2", "chatty.py") as unread:
+        assert unread.wait(60) == 0
+        assert unread.stdout.readline().endswith("line 0 of some output that is more than a pipe holds\n")
+    closed = launch(tmp_path, "a0-l0-d2", "chatty.py", before=["sh", "-c", 'exec "$@" >&-', "sh"])
+    assert closed.communicate(timeout=60) == ("", "") and closed.returncode == 0
 
 
 def start_and_wait(tmp_path, *flags):

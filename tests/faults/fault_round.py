@@ -148,7 +148,7 @@ class Round:
 
     def expect_exit(self, process: Any, since: float, code: int, *messages: str) -> float:
         """The process ends with this exit code and these messages; returns the seconds it took."""
-        output = process.communicate(timeout=60)[0] or ""
+        output = process.communicate(timeout=300)[0] or ""
         seconds = time.monotonic() - since
         assert process.returncode == code, f"exit code {process.returncode}\n{output}"
         for message in messages:

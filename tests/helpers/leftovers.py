@@ -7,7 +7,24 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 PR_SET_CHILD_SUBREAPER = 36
+
+
+def pytest_configure() -> None:
+    adopt_orphans()
+    give_children_default_signals()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running():
+    """Whatever a test starts is dead when the test is over, passed or failed."""
+    before = children()
+    yield
+    left = still_running(before, seconds=1)
+    kill_new_children(before)
+    assert not left, f"the test has left processes running: {left}"
 
 
 def adopt_orphans() -> None:
