@@ -1,6 +1,9 @@
 """The tests' own promise: what a test starts is dead when it is over, and gets default signals."""
 
+import os
 import subprocess
+import sys
+import time
 
 from helpers import leftovers
 from helpers.runs import REPO, run_python
@@ -42,3 +45,24 @@ print(subprocess.check_output([sys.executable, "-c", sys.argv[1]]))
 
 def test_children_get_default_signals_although_the_suite_ignores_them(tmp_path):
     assert "True" in run_python(tmp_path, "-c", PARENT, CHILD, PYTHONPATH=str(REPO / "tests")).stdout
+
+
+def test_nothing_outlives_a_suite_that_is_killed(tmp_path):
+    """Neither its workers nor what their tests have started."""
+    (tmp_path / "test_it.py").write_text(
+        "import pathlib, subprocess\n"
+        "def test_waits():\n"
+        "    sleep = subprocess.Popen(['sleep', '1238'], start_new_session=True)\n"
+        "    pathlib.Path('started').touch()\n"
+        "    sleep.wait()\n"
+    )
+    before = leftovers.children()
+    pytest = [sys.executable, "-m", "pytest", "-p", "helpers.leftovers", "-p", "no:cacheprovider", "-n", "1"]
+    path = {"PYTHONPATH": str(REPO / "tests")}
+    suite = subprocess.Popen(pytest, cwd=tmp_path, env=os.environ | path, stdout=subprocess.DEVNULL)
+    while not (tmp_path / "started").exists():
+        assert suite.poll() is None
+        time.sleep(0.05)
+    suite.kill()
+    suite.wait()
+    assert not leftovers.still_running(before, seconds=20)

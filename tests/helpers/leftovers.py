@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def pytest_configure() -> None:
     adopt_orphans()
     give_children_default_signals()
+    leave_nothing_when_terminated()
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +36,21 @@ def adopt_orphans() -> None:
 def give_children_default_signals() -> None:
     """A script's background jobs ignore SIGINT, those of nohup SIGHUP, and children inherit that. They do not
     inherit a handler; this one ignores the signal here as before."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+
+
+def leave_nothing_when_terminated() -> None:
+    """A worker whose parent has been killed is terminated, too."""
+
+    def leave(*_: object) -> None:
+        kill_new_children(set())
+        os._exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, leave)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def children() -> set[int]:
