@@ -27,11 +27,15 @@ help: ## List the targets
 train: $(VENV)/.installed $(if $(CUDA),$(VENV)/.installed-cuda) ## Train PPO; options go in ARGS="..."
 	$(BIN)/python cleanba/cleanba_ppo_fit.py $(ARGS)
 
+# Two at a time; WORKERS= runs them in one process.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest $(if $(WORKERS),--numprocesses $(WORKERS) --dist loadgroup)
+
 test: $(VENV)/.installed ## Run the tests, without the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: $(VENV)/.installed ## Run all the tests
-	$(BIN)/python -m pytest
+	$(PYTEST) $(ARGS)
 
 faults: $(VENV)/.installed ## Do harm to sixty real runs, at random moments; options go in ARGS="..."
 	$(BIN)/python tests/faults/fault_suite.py $(ARGS)

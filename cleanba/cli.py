@@ -26,7 +26,18 @@ USAGE = "\n".join(
 
 
 def main() -> None:
-    match sys.argv[1:]:
+    try:
+        from cleanba.runtime.command import command
+
+        with command():
+            run(sys.argv[1:])
+    except KeyboardInterrupt:  # before `command` handles signals
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def run(argv: list[str]) -> None:
+    match argv:
         case [] | ["-h" | "--help"] | ["train"] | ["train", "-h" | "--help"]:
             print(USAGE)
         case [name, *flags] if name in ALGORITHMS:
@@ -43,9 +54,10 @@ def main() -> None:
 
 def train(algorithm: str, flags: list[str], prog: str) -> None:
     from cleanba.runtime.command import command
-    from cleanba.training.train import run_command
 
-    with command():
+    with command(resumable=True):  # also while Python imports
+        from cleanba.training.train import run_command
+
         module = load_algorithm(algorithm)
-    title = (module.__doc__ or f"Train with {algorithm}.").strip().splitlines()[0]
-    run_command(module.Args(), module.make_algorithm, description=title, argv=flags, prog=prog)
+        title = (module.__doc__ or f"Train with {algorithm}.").strip().splitlines()[0]
+        run_command(module.Args(), module.make_algorithm, description=title, argv=flags, prog=prog)

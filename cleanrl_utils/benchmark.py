@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,7 +29,8 @@ from rich.table import Table
 
 from cleanba.config.errors import UsageError
 from cleanba.runtime.machine import visible_gpus
-from cleanba.runtime.messages import clock, say, without_secrets
+from cleanba.runtime.messages import background_output, clock, say, without_secrets
+from cleanba.runtime.signals import handle_signals, on_stop
 
 GRACE_SECONDS = 120  # for runs to save a checkpoint and exit when the benchmark is stopped
 STATES = ("running", "failed", "stopped", "elsewhere", "waiting", "done")  # in the order of the table
@@ -131,7 +133,8 @@ class BenchmarkRun:
         if self.done.exists():
             self._close("done", "by another benchmark")
             return False
-        self._log.write(f"--- {time.ctime()} {without_secrets(self.command)}\n".encode())
+        with contextlib.suppress(OSError):  # a full disk
+            self._log.write(f"--- {time.ctime()} {without_secrets(self.command)}\n".encode())
         self._started, self.gpus, self.state = time.monotonic(), gpus, "running"
         self.note, gpu_env = (f"GPUs {gpus}", {"CUDA_VISIBLE_DEVICES": gpus}) if gpus else ("", {})
         script = f"trap : TERM; {self.command}"  # the shell waits while the command saves a checkpoint
@@ -150,9 +153,12 @@ class BenchmarkRun:
         self.signal(signal.SIGKILL)  # leftover processes would keep its GPUs and its log
         code = self.process.wait()
         state = "stopped" if stopped else "failed" if code else "done"
-        if state == "done":
-            self.done.touch()
         ending = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        if state == "done":
+            try:
+                self.done.touch()
+            except OSError as error:
+                ending = f"{self.done.name} could not be written ({error.strerror}): it would run again"
         self._close(state, f"{clock(self.seconds())}, {ending}")
 
     def signal(self, number: int) -> None:
@@ -178,10 +184,25 @@ def open_private(path: Path, mode: str) -> IO[bytes]:
 
 def run_here(runs: list[BenchmarkRun], shares: list[str | None]) -> int:
     """One run at a time per share of the GPUs; failures do not stop the others. Returns the exit code."""
-    signals: list[int] = []  # not raised: an exception could lose a run that has just been started
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
-            signal.signal(number, lambda number, _: signals.append(number))
+    impatient = threading.Event()
+    with (
+        handle_signals([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]),
+        on_stop(lambda name: None, impatient.set) as signals,  # an exception could lose a run just started
+        background_output(),
+    ):
+        play(runs, shares, signals, impatient)
+        print_line(summary(runs))
+        failed = [f"  {run.log} ({run.note})" for run in runs if run.state == "failed"]
+        if failed:
+            say("\n".join([f"error: {len(failed)} of {len(runs)} runs failed:", *failed]))
+        stopped = [128 + signal.Signals[name] for name in signals]
+    return stopped[0] if stopped else int(any(run.state != "done" for run in runs))
+
+
+def play(
+    runs: list[BenchmarkRun], shares: list[str | None], signals: list[str], impatient: threading.Event
+) -> None:
+    """Until all runs have ended, or a signal has stopped them."""
     console = Console()
     live = Live(get_renderable=lambda: table(runs), console=console, refresh_per_second=4)
     waiting, running = [run for run in runs if run.state == "waiting"], list[BenchmarkRun]()
@@ -203,25 +224,19 @@ def run_here(runs: list[BenchmarkRun], shares: list[str | None]) -> int:
                         print_line(f"{run.state:9} {run.log} {run.note}")
                 time.sleep(0.05)
         finally:
-            stop(running, signals)
-    print_line(summary(runs))
-    failed = [f"  {run.log} ({run.note})" for run in runs if run.state == "failed"]
-    if failed:
-        say("\n".join([f"error: {len(failed)} of {len(runs)} runs failed:", *failed]))
-    return 128 + signals[0] if signals else int(any(run.state != "done" for run in runs))
+            stop(running, "SIGTERM" in signals, impatient)
 
 
-def stop(running: list[BenchmarkRun], signals: list[int]) -> None:
+def stop(running: list[BenchmarkRun], terminated: bool, impatient: threading.Event) -> None:
     """Send SIGTERM if the benchmark got it, else SIGINT, so that runs can save; in the end SIGKILL."""
     for run in running:
-        run.signal(signal.SIGTERM if signal.SIGTERM in signals else signal.SIGINT)
+        run.signal(signal.SIGTERM if terminated else signal.SIGINT)
     if running:
         print_line(f"stopping {len(running)} runs; press Ctrl-C again to kill them")
-    received, deadline = len(signals), time.monotonic() + GRACE_SECONDS
-    while len(signals) == received and time.monotonic() < deadline:
-        if all(run.process.poll() is not None for run in running):
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(run.process.poll() is None for run in running) and time.monotonic() < deadline:
+        if impatient.wait(0.05):
             break
-        time.sleep(0.05)
     for run in running:
         run.finish(stopped=True)
 

@@ -6,20 +6,39 @@ import tempfile
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Most of a small run is compilation, and many tests compile the same programs, also in other processes.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="cleanba-tests-")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = (
+    os.environ["JAX_COMPILATION_CACHE_DIR"]  # that of the process that has started the workers
+    if "PYTEST_XDIST_WORKER" in os.environ
+    else tempfile.mkdtemp(prefix="cleanba-tests-")
+)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
+import shutil
 from functools import wraps
 from typing import Any
 
 import pytest
 from helpers import chromium as chromium_browser
 from helpers import slurm as slurm_cluster
+from helpers.leftovers import nothing_is_left_running, pytest_configure  # noqa: F401
 from helpers.runs import read_rows
 
 from cleanba import cleanba_ppo
 from cleanba.records.outcome import Outcome
 from cleanba.training.train import train
+
+
+def pytest_unconfigure() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A worker gets whole files: their tests share fixtures and compiled programs. Those that install Debian
+    packages or have daemons go to one worker."""
+    for item in items:
+        uses_debian = {"slurm", "chromium"} & set(getattr(item, "fixturenames", ()))
+        item.add_marker(pytest.mark.xdist_group("debian" if uses_debian else str(item.path)))
 
 
 @pytest.fixture

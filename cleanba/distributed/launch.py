@@ -21,6 +21,7 @@ from cleanba.distributed import handshake
 from cleanba.runtime.command import ANOTHER_PROCESS, command
 from cleanba.runtime.machine import visible_gpus
 from cleanba.runtime.messages import say
+from cleanba.runtime.signals import leave_at_once, on_stop
 
 USAGE = """usage: {prog} LAYOUT COMMAND [flags]
 
@@ -49,7 +50,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def main(argv: list[str], prog: str = "cleanba launch") -> None:
-    with command():
+    with command(resumable=True):
         match argv:
             case [] | ["-h" | "--help", *_]:
                 print(USAGE.format(prog=prog, algorithms=", ".join(ALGORITHMS)))
@@ -66,6 +67,8 @@ def launch(topology: Topology, program: str, flags: list[str]) -> int:
         for rank, (argv, env) in enumerate(commands):
             processes.append(Process(rank, argv, env))
         assign_cores(processes)
+        for process in processes if signals else []:  # it may have come before the last one was started
+            process.signal(signal.Signals[signals[0]])
         failed = wait_for_all(processes, signals)
     if not failed:
         return 0
@@ -87,7 +90,7 @@ def command_lines(
     if program.endswith(".py"):
         start = [sys.executable, *_start_of_file(Path(program))]
     elif program in ALGORITHMS:
-        start = [sys.executable, "-m", ALGORITHMS[program]]
+        start = [sys.executable, "-m", "cleanba", program]
     else:
         names = ", ".join(ALGORITHMS)
         raise UsageError(f"cleanba launch cannot start {program!r}; give {names} or a .py file")
@@ -195,9 +198,9 @@ class Process:
                 kept.append(line)
 
 
-def wait_for_all(processes: list[Process], signals: list[int]) -> list[Process]:
+def wait_for_all(processes: list[Process], signals: list[str]) -> list[Process]:
     """The processes that fail, in order. After the first failure the others have EXIT_SECONDS to exit by
-    themselves. After a signal they have all the time they need, until a Ctrl-C follows."""
+    themselves. After a signal they have all the time they need to save."""
     ended: queue.Queue[Process] = queue.Queue()
 
     def wait(process: Process) -> None:
@@ -208,11 +211,10 @@ def wait_for_all(processes: list[Process], signals: list[int]) -> list[Process]:
         threading.Thread(target=wait, args=(process,), daemon=True).start()
     failed, running, deadline = list[Process](), list(processes), float("inf")
     while running:
-        if failed:
+        if failed and not signals:
             deadline = min(deadline, time.monotonic() + EXIT_SECONDS)
-        if time.monotonic() > deadline or signal.SIGINT in signals[1:]:
-            for process in running:
-                process.signal(signal.SIGKILL)
+        if time.monotonic() > deadline:
+            kill_all(running)
         with suppress(queue.Empty):
             process = ended.get(timeout=0.1)
             running.remove(process)
@@ -221,23 +223,26 @@ def wait_for_all(processes: list[Process], signals: list[int]) -> list[Process]:
     return failed
 
 
+def kill_all(processes: list[Process]) -> None:
+    for process in processes:
+        process.signal(signal.SIGKILL)
+
+
 @contextmanager
-def forward_signals(processes: list[Process]) -> Iterator[list[int]]:
-    """Forward signals to all processes; at the end, kill what is left. Yields the signals received so far."""
-    received: list[int] = []
+def forward_signals(processes: list[Process]) -> Iterator[list[str]]:
+    """Forward a signal to all processes; a later Ctrl-C kills them, and so does the end of the body. Yields
+    the names of the signals so far."""
 
-    def forward(number: int, _: object) -> None:
-        received.append(number)
+    def forward(name: str) -> None:
         for process in processes:
-            process.signal(number)
+            process.signal(signal.Signals[name])
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-    handled = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
-    previous = {number: signal.signal(number, forward) for number in handled}
+    def kill_and_leave() -> None:
+        kill_all(processes)
+        leave_at_once()
+
     try:
-        yield received
+        with on_stop(forward, kill_and_leave) as received:
+            yield received
     finally:
-        for process in processes:
-            process.signal(signal.SIGKILL)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        kill_all(processes)

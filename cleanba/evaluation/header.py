@@ -86,8 +86,8 @@ def _is_action(spec: ActionSpec) -> bool:
     bounds = [spec.low, spec.high]
     if not all(isinstance(x, tuple) and all(isinstance(y, int | float) for y in x) for x in bounds):
         return False
-    counts = {"discrete": [spec.n], "multi_discrete": spec.ns, "box": spec.shape}.get(spec.kind)
-    return bool(counts) and _is_shape(tuple(counts), MAX_ACTIONS) and type(spec.n) is int
+    counts = {"discrete": (spec.n,), "multi_discrete": spec.ns, "box": spec.shape}.get(spec.kind, ())
+    return bool(counts) and all(_is_shape((count,), MAX_ACTIONS) for count in counts)
 
 
 def _is_shape(shape: tuple[Any, ...], most: int) -> bool:

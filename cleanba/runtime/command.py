@@ -7,14 +7,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import NoReturn
 
 from rich.console import Console
 
 from cleanba.config.errors import UsageError
-from cleanba.runtime.messages import say
+from cleanba.runtime.messages import background_output, flush_output, replace_closed_streams, say
 from cleanba.runtime.signals import handle_signals
 
 ANOTHER_PROCESS = 3  # exit code of a process that leaves because another process of its job did
@@ -32,13 +32,17 @@ class CleanExit(Exception):
 @contextmanager
 def command(*, resumable: bool = False) -> Iterator[Console]:
     """Exit with 2 for bad input and 1 for any other failure; on SIGINT with 130, on SIGTERM with 143, but
-    with 75 if the command is `resumable`, which then handles SIGUSR1 and SIGHUP the same way."""
+    with 75 if the command is `resumable`, which then handles SIGUSR1 and SIGHUP the same way, and which no
+    output stops: neither one that nobody reads nor a full disk."""
     numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1, signal.SIGHUP] if resumable else [])]
+    replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path may have bytes that are not UTF-8
-    with handle_signals(numbers) as received:
+    with handle_signals(numbers) as received, background_output() if resumable else nullcontext():
         try:
             yield Console()
+            if not _flushed():
+                hard_exit(1)
         except UsageError as error:
             say(f"error: {error}")
             if _in_job():
@@ -47,7 +51,7 @@ def command(*, resumable: bool = False) -> Iterator[Console]:
         except SystemExit as leaving:  # rich raises it when the reader of the output is gone
             for note in getattr(leaving, "__notes__", []):
                 say(note)
-            if _in_job():
+            if _in_job() or not _flushed():
                 hard_exit(leaving.code if isinstance(leaving.code, int) else 1)
             raise
         except CleanExit as reason:
@@ -55,7 +59,7 @@ def command(*, resumable: bool = False) -> Iterator[Console]:
             hard_exit(reason.exit_code)
         except KeyboardInterrupt as interrupt:
             say(str(interrupt) or "interrupted")
-            hard_exit(PREEMPTED if resumable else 143 if "SIGTERM" in received else 130)
+            hard_exit(PREEMPTED if resumable else 143 if received[:1] == ["SIGTERM"] else 130)
         except Exception:
             if _reader_is_gone():  # as in `… --help | head`
                 os._exit(1)
@@ -69,6 +73,18 @@ def _in_job() -> bool:
     return jax is not None and jax.distributed.is_initialized()
 
 
+def _flushed() -> bool:
+    """False if the output cannot be written: Python would report that once more at its exit."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in `… --help | head`
+        return False
+    except OSError as error:
+        say(f"the output could not be written ({error.strerror})")
+        return False
+    return True
+
+
 def _reader_is_gone() -> bool:
     output = select.poll()
     output.register(1, 0)
@@ -77,9 +93,7 @@ def _reader_is_gone() -> bool:
 
 def hard_exit(code: int) -> NoReturn:
     """Without waiting for threads: one may be inside a long device program."""
-    for output in (sys.stdout, sys.stderr):
-        with suppress(OSError):
-            output.flush()
+    flush_output()
     os._exit(code)
 
 

@@ -1,13 +1,23 @@
-"""Signals that ask a command to stop."""
+"""Signals that ask a command to stop.
+
+Terminals, `timeout`, `srun` and container runtimes pass on a signal that has already arrived: a repetition
+within half a second is the same request, a later Ctrl-C is impatience. A thread, the watcher, tells them
+apart. It is woken through a socket when a signal arrives (`signal.set_wakeup_fd`), even while the main thread
+is inside a long call; and it may wait for locks, which a handler must not.
+"""
 
 import os
+import select
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from contextlib import ExitStack, contextmanager
+
+SAME_REQUEST_SECONDS = 0.5
+ACT = 0  # sent to the watcher by a handler; other bytes are the numbers of signals
 
 
 class Stopped(KeyboardInterrupt):
@@ -18,50 +28,86 @@ class Stopped(KeyboardInterrupt):
         self.by = by
 
 
+def leave_at_once() -> None:
+    """Not through `say`: nobody may read it, and this must not wait."""
+    if select.select([], [2], [], 0)[1]:
+        os.write(2, b"interrupted again: leaving at once\n")
+    os._exit(128 + signal.SIGINT)
+
+
 _received: list[str] = []  # names of the signals since the command began
 _on_stop: Callable[[str], None] | None = None  # what a first signal does; None: it raises Stopped
+_on_repeat: Callable[[], None] = leave_at_once  # what a later Ctrl-C does
+_to_watcher: socket.socket | None = None  # None: signals are not handled
+_dropped = False  # Python has dropped a Stopped that a handler raised
 
 
 def _handle(number: int, _: object) -> None:
-    name = signal.Signals(number).name
-    _received.append(name)
-    if len(_received) > 1:  # SLURM repeats itself; a person who does is in a hurry
-        if number == signal.SIGINT:
-            os.write(2, b"interrupted again: leaving at once\n")
-            os._exit(128 + number)
-    else:
-        _stop(name)
+    """In the main thread. Either it interrupts what runs there, or the watcher does what is to be done."""
+    global _dropped
+    if _dropped:
+        _dropped = False
+        raise Stopped(_received[0])
+    _received.append(signal.Signals(number).name)
+    if len(_received) > 1:
+        return
+    if _on_stop is None:
+        raise Stopped(_received[0])
+    _wake_watcher()
 
 
-def _stop(name: str) -> None:
-    if _on_stop:
-        _on_stop(name)
-    else:
-        raise Stopped(name)
+def _wake_watcher() -> None:
+    if _to_watcher:
+        _to_watcher.send(bytes([ACT]))
 
 
-def _raise_again(previous: dict[int, Any], report: Callable, dropped: "sys.UnraisableHookArgs") -> None:
+def _watch(wakeups: socket.socket) -> None:
+    """Until the other end is closed."""
+    first, echoes = None, 0
+    while byte := wakeups.recv(1):
+        number = byte[0]
+        if number == ACT and _on_stop:
+            _on_stop(_received[0])
+        elif number == ACT:
+            time.sleep(0.05)  # the code that drops exceptions returns meanwhile
+            if _dropped:
+                echoes += 1  # this socket sees it, too
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals[_received[0]])
+        elif signal.getsignal(number) is not _handle:
+            continue  # a signal of somebody else
+        elif echoes:
+            echoes -= 1
+        elif first is None:
+            first = time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - first > SAME_REQUEST_SECONDS:
+            _on_repeat()
+
+
+def _note_dropped(report: Callable, dropped: "sys.UnraisableHookArgs") -> None:
     """A signal that interrupts a `__del__` or a callback of the garbage collector (JAX has one) raises there,
-    where Python drops exceptions. It is raised again once that code has returned, by an alarm: starting a
-    thread would take locks that the interrupted thread may hold."""
-    if isinstance(dropped.exc_value, Stopped) and _received:
-        handler = signal.signal(signal.SIGALRM, lambda *_: _stop(_received[0]))
-        previous.setdefault(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
+    where Python drops exceptions. The watcher has it raised again."""
+    global _dropped
+    if isinstance(dropped.exc_value, Stopped):
+        _dropped = True
+        _wake_watcher()
     else:
         report(dropped)
 
 
 @contextmanager
-def on_stop(action: Callable[[str], None]) -> Iterator[list[str]]:
-    """In the body, a first signal calls `action` with its name and interrupts nothing. Yields the names of
-    all signals so far. The action must not print with `say`: it may have interrupted a print."""
-    global _on_stop
-    _on_stop = action
+def on_stop(
+    action: Callable[[str], None], on_repeat: Callable[[], None] = leave_at_once
+) -> Iterator[list[str]]:
+    """In the body, a first signal interrupts nothing: another thread calls `action` with its name, and
+    `on_repeat` at a later Ctrl-C. Yields the names of all signals so far."""
+    global _on_stop, _on_repeat
+    _on_stop, _on_repeat = action, on_repeat
     try:
+        if _received:  # a library has caught the exception of an earlier one
+            action(_received[0])
         yield _received
     finally:
-        _on_stop = None
+        _on_stop, _on_repeat = None, leave_at_once
 
 
 def ignore_stops() -> None:
@@ -73,22 +119,36 @@ def ignore_stops() -> None:
 @contextmanager
 def handle_signals(numbers: list[signal.Signals]) -> Iterator[list[str]]:
     """In the body, these signals stop the command. Yields the names of those received."""
-    global _on_stop
     if threading.current_thread() is not threading.main_thread():  # only it can set handlers
         yield _received
         return
-    _received.clear()
-    handled = [n for n in numbers if signal.getsignal(n) != signal.SIG_IGN]  # nohup ignores SIGHUP
-    previous: dict[int, Any] = {number: signal.signal(number, _handle) for number in handled}
-    report = sys.unraisablehook
-    sys.unraisablehook = partial(_raise_again, previous, report)
-    try:
+    with ExitStack() as cleanup:
+        if _to_watcher is None:
+            cleanup.enter_context(_watcher())
+        for number in numbers:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                previous = signal.signal(number, _handle)
+                cleanup.callback(signal.signal, number, previous or signal.SIG_DFL)
         yield _received
+
+
+@contextmanager
+def _watcher() -> Iterator[None]:
+    global _to_watcher, _on_stop, _dropped
+    report = sys.unraisablehook
+    sending, receiving = socket.socketpair()
+    sending.setblocking(False)
+    previous = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+    _to_watcher, sys.unraisablehook = sending, lambda dropped: _note_dropped(report, dropped)
+    watcher = threading.Thread(target=_watch, args=(receiving,), name="signals", daemon=True)
+    watcher.start()
+    try:
+        yield
     finally:
+        signal.set_wakeup_fd(previous)
         sys.unraisablehook = report
-        if signal.SIGALRM in previous:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        _to_watcher, _on_stop, _dropped = None, None, False
         _received.clear()
-        _on_stop = None
+        sending.close()
+        watcher.join()
+        receiving.close()

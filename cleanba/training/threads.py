@@ -1,8 +1,6 @@
 """The threads of one process: a learner, its actors, a watchdog, and the channels between them."""
 
-import _thread
 import faulthandler
-import os
 import threading
 import time
 from collections import deque
@@ -18,6 +16,7 @@ from cleanba.agents.algorithm import Published
 from cleanba.config.batch_plan import BatchPlan
 from cleanba.distributed.job import Job
 from cleanba.records.row_builder import UpdateResult
+from cleanba.runtime.messages import say
 from cleanba.runtime.profiler import Profiler
 from cleanba.runtime.signals import Stopped
 from cleanba.runtime.timer import Timer
@@ -118,15 +117,14 @@ class ThreadGroup(NamedTuple):
         self.threads.extend(start_thread(name, run, self.channels) for name, run in work.items())
 
     def stop(self, job: Job, signal_name: str) -> None:
-        """Called by a signal's handler. A single process stops at once, after the last completed update; the
-        processes of a job all stop after the same update. Another thread closes the channel: the handler may
-        have interrupted the main thread while it holds the channel's lock."""
+        """At a signal. A single process stops at once, after the last completed update; the processes of a
+        job all stop after the same update."""
         if job.processes == 1:
-            _thread.start_new_thread(self.channels.results.close, (Stopped(signal_name),))
+            self.channels.results.close(Stopped(signal_name))
             return
         self.loop.learner.stop = True
         waiting = f"waiting for all {job.processes} processes to complete the current update"
-        os.write(2, f"{signal_name}: {waiting}; Ctrl-C now leaves at once\n".encode())
+        say(f"{signal_name}: {waiting}; Ctrl-C now leaves at once")
 
     def steps(self, plan: BatchPlan) -> int:
         """Steps done by all environments, as far as this process can know."""

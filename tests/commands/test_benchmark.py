@@ -74,6 +74,15 @@ def test_logs_are_for_their_owner_and_do_not_repeat_tokens():
     assert "HF_TOKEN=*** true --env-id A" in log.read_text() and "hf_x" not in log.read_text()
 
 
+def test_a_full_disk_under_the_logs_stops_no_run():
+    main("--env-ids", "A", "--num-seeds", 1, "--command", "false #")
+    log = files("log")["A__1"]
+    log.unlink()
+    log.symlink_to("/dev/full")
+    code, out, errors = main("--env-ids", "A", "--num-seeds", 1, "--command", "false #")
+    assert (code, errors.splitlines()[0]) == (1, "error: 1 of 1 runs failed:") and "exit code 1" in errors
+
+
 def test_each_command_has_its_own_folder():
     for command in ("echo one", "echo two"):
         assert main("--env-ids", "A", "--command", command, "--num-seeds", 1)[0] == 0

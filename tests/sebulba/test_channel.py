@@ -140,13 +140,10 @@ def test_the_learner_yields_to_all_waiting_actors():
 
 
 def test_the_learner_yields_neither_forever_nor_for_nothing():
-    priority = DevicePriority()
-    start = time.monotonic()
-    priority.yield_to(5)  # nobody is there
+    priority, forever = DevicePriority(), 10_000
+    priority.yield_to(forever)  # nobody is there
     with priority.acquire():
         priority.yield_to(0.02)
-    assert time.monotonic() - start < 1
     with pytest.raises(RuntimeError), priority.acquire():
         raise RuntimeError
-    priority.yield_to(5)  # whoever failed does not wait any more
-    assert time.monotonic() - start < 1
+    priority.yield_to(forever)  # whoever failed does not wait any more
