@@ -3,12 +3,12 @@
     python benchmarks/against_others.py [--repeats 3] [--seconds 30] [--out others.json]
 
 The rivals are Stable-Baselines3 (SB3), with the same networks, and Sample Factory's APPO, with its own image
-encoder. All train on EnvPool's Breakout with 8 environments x 32 steps, 4 epochs x 4 minibatches, without a
-GPU. The runs take turns, so that a slow minute of the machine affects all of them; only the ratios carry over
-to other machines. Each rival has its own virtual environment, which this script makes on first use. A rate is
-the median over a run's updates, each timed from start to start, rollout included, without start-up and
-compilation. Rounds disturbed by other processes do not count if there are quiet ones: torch suffers from them
-far more than JAX.
+encoder. All train on EnvPool's environments with the same sizes, without a GPU: Breakout with 8 environments
+x 32 steps, 4 epochs x 4 minibatches; HalfCheetah with 16 x 128, 10 epochs x 32 minibatches. The runs take
+turns, so that a slow minute of the machine affects all of them; only the ratios carry over to other machines.
+Each rival has its own virtual environment, which this script makes on first use. A rate is the median over a
+run's updates, each timed from start to start, rollout included, without start-up and compilation. Rounds
+disturbed by other processes do not count if there are quiet ones: torch suffers from them far more than JAX.
 """
 
 import argparse
@@ -25,14 +25,32 @@ from typing import NamedTuple
 REPO = Path(__file__).resolve().parents[1]
 BENCHMARKS = REPO / "benchmarks"
 
-NUM_ENVS, NUM_STEPS = 8, 32
-STEPS_PER_UPDATE = NUM_ENVS * NUM_STEPS
-SHARED_FLAGS = [
-    "--env-id=Breakout-v5",
-    f"--num-steps={NUM_STEPS}",
-    "--update-epochs=4",
-    "--num-minibatches=4",
-]
+
+class Task(NamedTuple):
+    """What both train on."""
+
+    env_id: str
+    num_envs: int
+    num_steps: int
+    epochs: int
+    minibatches: int
+
+    @property
+    def steps_per_update(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
+    def flags(self) -> list[str]:
+        return [
+            f"--env-id={self.env_id}",
+            f"--num-steps={self.num_steps}",
+            f"--update-epochs={self.epochs}",
+            f"--num-minibatches={self.minibatches}",
+        ]
+
+
+BREAKOUT = Task("Breakout-v5", num_envs=8, num_steps=32, epochs=4, minibatches=4)
+CHEETAH = Task("HalfCheetah-v4", num_envs=16, num_steps=128, epochs=10, minibatches=32)
 WARMUP_UPDATES = 2  # of Cleanba: the first compiles, the second may
 # Largest share of the cores that other processes may use; at half, SB3 fell to a tenth, Cleanba to a half.
 QUIET = 0.05
@@ -76,10 +94,13 @@ class Contest(NamedTuple):
     rival_flags: list[str]
     cleanba_flags: list[str]
     target: float  # minimum of Cleanba / rival
+    task: Task = BREAKOUT
 
 
 NATURE = ["--network=nature", "--hiddens=512"]
+CONTINUOUS = ["--hiddens", "64", "64", "--separate-critic", "--normalize-observations", "--normalize-rewards"]
 CONTESTS = {
+    "sb3-mlp": Contest(SB3, ["--network=mlp"], CONTINUOUS, target=2.0, task=CHEETAH),
     "sb3-nature": Contest(SB3, ["--network=nature"], NATURE, target=1.15),
     # torch's convolution gradients are twice as fast as XLA's on CPUs
     "sb3-impala": Contest(SB3, ["--network=impala"], ["--network=impala", "--hiddens=256"], target=0.7),
@@ -127,20 +148,20 @@ def core_seconds() -> float:
 
 
 def run_rival(contest: Contest, seconds: float) -> dict:
-    rival = contest.rival
-    flags = [*contest.rival_flags, f"--num-envs={NUM_ENVS}", f"--seconds={seconds}", *SHARED_FLAGS]
+    rival, task = contest.rival, contest.task
+    flags = [*contest.rival_flags, f"--num-envs={task.num_envs}", f"--seconds={seconds}", *task.flags]
     output, others = run([rival.python, rival.worker, *flags])
     return json.loads(output.splitlines()[-1]) | {"others": others}
 
 
-def run_cleanba(flags: list[str], updates: int) -> dict:
+def run_cleanba(task: Task, flags: list[str], updates: int) -> dict:
     with tempfile.TemporaryDirectory() as runs_dir:
         flags = [
-            *SHARED_FLAGS,
+            *task.flags,
             "--atari-preset=machado",
-            f"--local-num-envs={NUM_ENVS}",
+            f"--local-num-envs={task.num_envs}",
             "--num-actor-threads=1",
-            f"--total-timesteps={STEPS_PER_UPDATE * (WARMUP_UPDATES + updates)}",
+            f"--total-timesteps={task.steps_per_update * (WARMUP_UPDATES + updates)}",
             f"--runs-dir={runs_dir}",
             *flags,
         ]
@@ -160,8 +181,9 @@ def play_round(contest: Contest, seconds: float) -> dict[str, dict]:
     """The rival, then Cleanba for about as long."""
     rival = run_rival(contest, seconds)
     expected = rival["steps_per_second"] * contest.target
-    updates = max(3, round(seconds * expected / STEPS_PER_UPDATE))
-    return {contest.rival.name: rival, "Cleanba": run_cleanba(contest.cleanba_flags, updates)}
+    updates = max(3, round(seconds * expected / contest.task.steps_per_update))
+    ours = run_cleanba(contest.task, contest.cleanba_flags, updates)
+    return {contest.rival.name: rival, "Cleanba": ours}
 
 
 def is_quiet(results: dict[str, dict]) -> bool:

@@ -1,4 +1,4 @@
-"""Time Stable-Baselines3's PPO on EnvPool's Breakout. against_others.py runs this inside `.venv-sb3`.
+"""Time Stable-Baselines3's PPO on EnvPool's environments. against_others.py runs this inside `.venv-sb3`.
 
 The last line of the output is a JSON object with the median rate over the iterations and the overall rate.
 """
@@ -18,7 +18,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from torch import nn
 
 
@@ -30,14 +30,15 @@ class EnvPoolVecEnv(VecEnv):
     """
 
     def __init__(self, env_id: str, num_envs: int, seed: int):
-        self.pool = envpool.make(env_id, env_type="gymnasium", num_envs=num_envs, seed=seed, **ATARI)
+        options = ATARI if ATARI.keys() <= set(envpool.make_spec(env_id).config._fields) else {}
+        self.pool = envpool.make(env_id, env_type="gymnasium", num_envs=num_envs, seed=seed, **options)
         super().__init__(num_envs, self.pool.observation_space, self.pool.action_space)
 
     def reset(self):
         return self.pool.reset()[0]
 
     def step_async(self, actions):
-        self.pool.send(actions)
+        self.pool.send(actions.astype(self.action_space.dtype, copy=False))
 
     def step_wait(self):
         obs, reward, terminated, truncated, _ = self.pool.recv()
@@ -96,6 +97,7 @@ class ImpalaResNet(BaseFeaturesExtractor):
 POLICY_KWARGS = {
     "nature": {},  # CnnPolicy's default: NatureCNN, 512 features, linear heads
     "impala": dict(features_extractor_class=ImpalaResNet, net_arch=[]),
+    "mlp": dict(net_arch=dict(pi=[64, 64], vf=[64, 64])),  # MlpPolicy's default: tanh, nothing shared
 }
 
 
@@ -128,9 +130,11 @@ def main():
     args = parser.parse_args()
 
     steps = args.num_envs * args.num_steps
+    envs: VecEnv = EnvPoolVecEnv(args.env_id, args.num_envs, args.seed)
+    is_mlp = args.network == "mlp"
     model = PPO(
-        "CnnPolicy",
-        EnvPoolVecEnv(args.env_id, args.num_envs, args.seed),
+        "MlpPolicy" if is_mlp else "CnnPolicy",
+        VecNormalize(envs) if is_mlp else envs,
         n_steps=args.num_steps,
         n_epochs=args.update_epochs,
         batch_size=steps // args.num_minibatches,

@@ -8,7 +8,8 @@ from helpers.runs import REPO
 NAMED_TEST = re.compile(r"\[`(test_\w+)`\]\(([^)]+)\)")
 LINK = re.compile(r"\]\((?!\w+:)([^)#]*)(?:#([\w-]+))?\)")
 SCRIPT = re.compile(r"\b(?:cleanba|cleanrl_utils|benchmarks|tests)/[\w/]+\.py\b")
-PAGES = ["README.md", "SECURITY.md", "docs/glossary.md", "docs/reproducibility.md", "benchmarks/RESULTS.md"]
+DOCS = [f"docs/{name}.md" for name in ("environments", "glossary", "reproducibility")]
+PAGES = ["README.md", "SECURITY.md", *DOCS, "benchmarks/RESULTS.md"]
 
 
 def test_every_promise_points_at_a_test_that_exists():
