@@ -10,7 +10,7 @@ FLAGS = "--hiddens 16 --num-actor-threads 1 --env-threads 1 --normalize-observat
 
 
 def test_two_processes_have_the_statistics_of_one(run, start, tmp_path):
-    """The first update's data to the bit, the statistics up to reassociation: later data may differ in them."""
+    """The data to the bit, the statistics up to reassociation."""
     normalized = dict(normalize_observations=True, normalize_rewards=True, local_num_envs=24)
     alone, alone_rows = run(**SIZES | normalized | dict(total_timesteps=16 * 24), save_model=True)
     flags = [word for name, value in SIZES.items() for word in (f"--{name.replace('_', '-')}", value)]
