@@ -63,9 +63,11 @@ def children() -> set[int]:
 
 
 def describe(pid: int) -> str:
-    """Its command line; empty for a process that has ended."""
+    """Its command line; empty for a process that has ended, whether or not somebody has waited for it."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return "" if state in "ZX" else command.strip() or "(about to start)"
     return ""
 
 
