@@ -19,6 +19,7 @@ def test_orphans_of_a_test_are_found_and_killed():
 
 
 def test_a_test_that_leaves_a_process_fails_and_the_next_one_does_not(tmp_path):
+    (tmp_path / "conftest.py").write_text("from helpers import leftovers; leftovers.GRACE_SECONDS = 0.1")
     (tmp_path / "test_it.py").write_text(
         "import subprocess\n"
         "def test_leaves(): subprocess.Popen(['sleep', '1236'])\n"

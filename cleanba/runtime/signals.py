@@ -18,6 +18,9 @@ from contextlib import ExitStack, contextmanager
 
 SAME_REQUEST_SECONDS = 0.5
 ACT = 0  # sent to the watcher by a handler; other bytes are the numbers of signals
+# Sent to the main thread until it has handled the first signal: that one may have reached another thread, or
+# this one a moment before it began to wait. By default it is ignored, so it does no harm after the command.
+NUDGE, NUDGE_SECONDS = signal.SIGURG, 0.1
 
 
 class Stopped(KeyboardInterrupt):
@@ -44,16 +47,19 @@ _dropped = False  # Python has dropped a Stopped that a handler raised
 
 def _handle(number: int, _: object) -> None:
     """In the main thread. Either it interrupts what runs there, or the watcher does what is to be done."""
-    global _dropped
-    if _dropped:
-        _dropped = False
-        raise Stopped(_received[0])
     _received.append(signal.Signals(number).name)
     if len(_received) > 1:
         return
     if _on_stop is None:
         raise Stopped(_received[0])
     _wake_watcher()
+
+
+def _handle_nudge(*_: object) -> None:
+    global _dropped
+    if _dropped:
+        _dropped = False
+        raise Stopped(_received[0])
 
 
 def _wake_watcher() -> None:
@@ -63,20 +69,19 @@ def _wake_watcher() -> None:
 
 def _watch(wakeups: socket.socket) -> None:
     """Until the other end is closed."""
-    first, echoes = None, 0
-    while byte := wakeups.recv(1):
+    first = None
+    while True:
+        unnoticed = _dropped or (first is not None and not _received)
+        if not select.select([wakeups], [], [], NUDGE_SECONDS if unnoticed else None)[0]:
+            signal.pthread_kill(threading.main_thread().ident or 0, NUDGE)
+            continue
+        if not (byte := wakeups.recv(1)):
+            return
         number = byte[0]
         if number == ACT and _on_stop:
             _on_stop(_received[0])
-        elif number == ACT:
-            time.sleep(0.05)  # the code that drops exceptions returns meanwhile
-            if _dropped:
-                echoes += 1  # this socket sees it, too
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.Signals[_received[0]])
-        elif signal.getsignal(number) is not _handle:
-            continue  # a signal of somebody else
-        elif echoes:
-            echoes -= 1
+        elif number == ACT or signal.getsignal(number) is not _handle:
+            continue  # the main thread has left `on_stop`, or a signal of somebody else
         elif first is None:
             first = time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - first > SAME_REQUEST_SECONDS:
@@ -85,7 +90,7 @@ def _watch(wakeups: socket.socket) -> None:
 
 def _note_dropped(report: Callable, dropped: "sys.UnraisableHookArgs") -> None:
     """A signal that interrupts a `__del__` or a callback of the garbage collector (JAX has one) raises there,
-    where Python drops exceptions. The watcher has it raised again."""
+    where Python drops exceptions. It is raised again at the next nudge."""
     global _dropped
     if isinstance(dropped.exc_value, Stopped):
         _dropped = True
@@ -142,6 +147,7 @@ def _watcher() -> Iterator[None]:
     _to_watcher, sys.unraisablehook = sending, lambda dropped: _note_dropped(report, dropped)
     watcher = threading.Thread(target=_watch, args=(receiving,), name="signals", daemon=True)
     watcher.start()
+    nudged = signal.signal(NUDGE, _handle_nudge)
     try:
         yield
     finally:
@@ -152,3 +158,4 @@ def _watcher() -> Iterator[None]:
         sending.close()
         watcher.join()
         receiving.close()
+        signal.signal(NUDGE, nudged or signal.SIG_DFL)

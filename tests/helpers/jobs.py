@@ -30,7 +30,7 @@ class Process:
     def poll(self):
         return self.popen.poll()
 
-    def exit_code(self, timeout=100):
+    def exit_code(self, timeout=250):
         try:
             return self.popen.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -56,7 +56,7 @@ def start_processes(folder, count, *argv, script=None, devices=1, flags=(), rank
     ]
 
 
-def exit_codes(job, timeout=100):
+def exit_codes(job, timeout=250):
     return [process.exit_code(timeout) for process in job]
 
 
@@ -66,7 +66,7 @@ def outputs(job):
 
 def wait_for_rows(folder, processes, rows=3):
     """Until a run in `folder` has logged this many updates. All of its processes must live that long."""
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 250
     while not any(path.read_text().count("\n") >= rows for path in folder.glob("runs/*/metrics.jsonl")):
         ended = [getattr(process, "output", process) for process in processes if process.poll() is not None]
         assert not ended, ended

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+GRACE_SECONDS = 10  # for helpers of libraries, which end by themselves
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -23,7 +24,7 @@ def nothing_is_left_running():
     """Whatever a test starts is dead when the test is over, passed or failed."""
     before = children()
     yield
-    left = still_running(before, seconds=1)
+    left = still_running(before, GRACE_SECONDS)
     kill_new_children(before)
     assert not left, f"the test has left processes running: {left}"
 
@@ -62,9 +63,11 @@ def children() -> set[int]:
 
 
 def describe(pid: int) -> str:
-    """Its command line; empty for a process that has ended."""
+    """Its command line; empty for a process that has ended, whether or not somebody has waited for it."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return "" if state in "ZX" else command.strip() or "(about to start)"
     return ""
 
 

@@ -97,6 +97,26 @@ def test_a_later_sigterm_does_not():
     assert end(command) == (75, "cleaned up\n", "stopped by SIGTERM\n")
 
 
+TO_ANOTHER_THREAD = """
+import signal, threading, time
+from cleanba.runtime.command import command
+
+def interrupt():
+    time.sleep(0.3)
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+with command(resumable=True):
+    print("ready", flush=True)
+    threading.Thread(target=interrupt).start()
+    time.sleep(60)
+"""
+
+
+def test_a_signal_that_the_main_thread_does_not_notice_is_not_lost():
+    """It wakes another thread, or comes just before the main thread begins to wait."""
+    assert end(start(TO_ANOTHER_THREAD)) == (75, "", "stopped by SIGINT\n")
+
+
 def test_ctrl_c_while_python_imports_is_one_line(tmp_path):
     (tmp_path / "slow.py").write_text('print("ready", flush=True)\nimport time\ntime.sleep(60)')
     command = start(
