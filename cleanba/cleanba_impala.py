@@ -57,7 +57,7 @@ class Batch(NamedTuple):
     valid: Array  #      bool [T+1, N], False in the last row
 
 
-def prepare(published: Published, rollout: Rollout, *, normalize_rewards: bool) -> Batch:
+def prepare(published: Published, rollout: Rollout, *, normalize_rewards: bool = False) -> Batch:
     def with_last_row(x: Array) -> Array:
         return jnp.pad(x, ((0, 1), *[(0, 0)] * (x.ndim - 1)))
 
@@ -144,6 +144,8 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
         act=partial(act, agent),
         play=partial(play, agent),
         prepare=partial(prepare, normalize_rewards=args.normalize_rewards),
+        next_extra=next_statistics(args, env),
+        return_discount=discount_of_returns(args),
         minibatches=partial(minibatches, plan=plan),
         statistics=lambda rows, mask, global_sum: None,
         loss=partial(
@@ -156,8 +158,6 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
         ),
         learning_rate=linear_schedule(args, plan),
         epochs=1,
-        next_extra=next_statistics(args, env),
-        return_discount=discount_of_returns(args),
         initial_state=agent.initial_state,
         resolved={"network": resolve_network(args, env)},
     )

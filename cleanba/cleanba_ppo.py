@@ -84,7 +84,7 @@ def prepare(
     agent: Agent,
     gamma: float,
     gae_lambda: float,
-    normalize_rewards: bool,
+    normalize_rewards: bool = False,
 ) -> Batch:
     reward = rollout.reward
     if normalize_rewards:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,7 @@ from helpers.equivalence import ALGORITHMS, check_lag, digests, distance, sgd
 from cleanba import cleanba_ppo
 from cleanba.agents.agent import ActorCriticRecord, act
 from cleanba.agents.algorithm import Decision, Loss, Published
-from cleanba.envs import envpool
-from cleanba.envs.spec import ArraySpec
+from cleanba.envs.factory import env_spec
 from cleanba.sebulba.actor import Actor
 
 each_algorithm = pytest.mark.parametrize("which", ALGORITHMS)
@@ -134,7 +134,12 @@ def test_sending_each_frame_once_changes_no_bit(run, monkeypatch):
     same |= dict(network="mlp", update_epochs=1, learner_device_ids=(1, 2), total_timesteps=3 * 64 * 4)
     _, once = run(**same)
     assert sum(row["stats/games"] for row in once) > 0
-    monkeypatch.setattr(envpool, "ArraySpec", lambda shape, dtype, stack=1: ArraySpec(shape, dtype))
+
+    def unstacked(args):
+        env = env_spec(args)
+        return env._replace(obs=replace(env.obs, stack=1))
+
+    monkeypatch.setattr("cleanba.training.setup.env_spec", unstacked)
     _, whole = run(**same)
     assert digests(once) == digests(whole) and len(set(digests(once))) == 3
 

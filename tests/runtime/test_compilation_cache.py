@@ -84,10 +84,17 @@ def test_without_a_home_nothing_is_kept(monkeypatch):
     use_compilation_cache()
 
 
-def test_another_seed_finds_everything_compiled(run, monkeypatch, tmp_path):
+def test_another_seed_finds_everything_compiled(run):
     run(seed=1)
-    compiled = set(Path(jax.config.jax_compilation_cache_dir).iterdir())
-    run(seed=2)
-    assert {p.name for p in Path(jax.config.jax_compilation_cache_dir).iterdir()} == {
-        p.name for p in compiled
-    }
+    events: list[str] = []
+
+    def listen(event, **_):
+        events.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        run(seed=2)
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
+    assert "/jax/compilation_cache/cache_hits" in events
+    assert "/jax/compilation_cache/cache_misses" not in events
