@@ -33,7 +33,7 @@ class Args:
     """the .py file of the algorithm that trained the model, if it is not one of Cleanba's own; it is
     executed"""
     env_options: Annotated[str, tyro.conf.arg(metavar="JSON")] = "{}"
-    """options of the environment, over those the model was trained with, as in '{"start_level": 500}'"""
+    """options of the environment, over those the model was trained with, as in '{"num_levels": 0}'"""
     video: bool = False
     """write an mp4 of the first episode into the current folder"""
 

@@ -13,12 +13,14 @@ from jax import Array
 
 from cleanba.agents.agent import Agent
 from cleanba.agents.algorithm import GlobalSum, NextExtra, Published, Rollout
+from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
 from cleanba.envs.spec import ACTION_MASK, ArraySpec, EnvSpec
 
 MAX_COUNT = 2**30  # beyond it older rows fade, slowly; an int32 holds twice as many
 LIMIT = 10.0  # deviations, beyond which observations and rewards are clipped, as in CleanRL
 EPSILON = 1e-8
+ROUNDING = 1e-5  # of the mean: what varies less is rounding, which differs between layouts
 
 
 class Moments(NamedTuple):
@@ -38,15 +40,18 @@ class Moments(NamedTuple):
         count = global_sum(jnp.sum(mask, dtype=jnp.int32))
         n = jnp.maximum(count, 1).astype(jnp.float32)
         apart = global_sum(jnp.sum(x - self.mean, axis=(0, 1), where=mask)) / n
+        apart += global_sum(jnp.sum(x - self.mean - apart, axis=(0, 1), where=mask)) / n  # what rounding lost
         squares = global_sum(jnp.sum((x - self.mean - apart) ** 2, axis=(0, 1), where=mask))
         total = jnp.maximum(self.rows + count, 1).astype(jnp.float32)
         new, old = count / total, self.rows / total
         variance = old * self.variance + new * squares / n + old * new * apart**2
+        variance = jnp.where(count > 0, variance, self.variance)
         return Moments(jnp.minimum(self.rows + count, MAX_COUNT), self.mean + new * apart, variance)
 
     def scale(self, x: Array) -> Array:
         """In deviations from the mean."""
-        return jnp.clip((x - self.mean) / jnp.sqrt(self.variance + EPSILON), -LIMIT, LIMIT)
+        floor = EPSILON + (ROUNDING * self.mean) ** 2
+        return jnp.clip((x - self.mean) / jnp.sqrt(self.variance + floor), -LIMIT, LIMIT)
 
     def scale_rewards(self, reward: Array) -> Array:
         """By the deviation alone: the sign of a reward means something."""
@@ -61,6 +66,10 @@ class Statistics(NamedTuple):
 def initial_statistics(args: RunArgs, env: EnvSpec) -> Statistics | tuple[()]:
     if not (args.normalize_observations or args.normalize_rewards):
         return ()
+    if args.normalize_observations and not any(_is_scaled(*entry) for entry in _entries(env.obs).items()):
+        raise UsageError(
+            f"--normalize-observations has no effect: {env.env_id} has images only; leave it out"
+        )
     scaled = {
         name: Moments.none(spec.shape) for name, spec in _entries(env.obs).items() if _is_scaled(name, spec)
     }

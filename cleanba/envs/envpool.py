@@ -98,10 +98,11 @@ def env_spec(args: RunArgs) -> EnvSpec:
 
 def describe(env_id: str, options: dict[str, Any]) -> EnvSpec:
     """Shapes and actions, without starting an environment."""
-    options = {name: tuple(x) if isinstance(x, list) else x for name, x in options.items()}  # JSON has lists
     check_options(env_id, options)
     observations, actions = _spaces(env_id, **options)
     spec = _make_spec(env_id, **options)
+    if spec.config.max_num_players > 1:
+        raise UsageError(f"--env-id {env_id} has several agents; choose an environment with one")
     obs, stack = obs_specs(env_id, observations), options.get("stack_num", 1)
     if isinstance(obs, ArraySpec) and obs.is_image and obs.shape[0] == stack:
         obs = ArraySpec(obs.shape, obs.dtype, stack)
@@ -117,6 +118,9 @@ ENGINE_OPTIONS = {
 }
 
 
+AT_LEAST_ONE = {"max_episode_steps", "frame_skip", "frame_stack", "stack_num"}
+
+
 def default_options(env_id: str) -> dict[str, Any]:
     """What can be given as --env-options, with EnvPool's defaults."""
     config = _make_spec(env_id).config
@@ -129,11 +133,22 @@ def check_options(env_id: str, options: dict[str, Any]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3) or sorted(known)
             raise UsageError(f"--env-options: {env_id} has no option {name!r}; it has {', '.join(near)}")
-        kinds = (int, float) if isinstance(known[name], float) else type(known[name])
-        if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(known[name], bool):
+        too_few = name in AT_LEAST_ONE and isinstance(value, int) and value < 1
+        if not _is_like(value, known[name]) or too_few:
             raise UsageError(
                 f"--env-options: {name} of {env_id} is {value!r}; give a value like {known[name]!r}"
             )
+
+
+def _is_like(value: Any, known: Any) -> bool:
+    """Of the same type."""
+    if isinstance(known, tuple):
+        return isinstance(value, tuple) and len(value) == len(known) and all(map(_is_like, value, known))
+    if isinstance(known, bool) or isinstance(value, bool):
+        return type(value) is type(known)
+    if isinstance(known, float):
+        return isinstance(value, int | float)
+    return isinstance(value, type(known))
 
 
 def list_envs() -> list[str]:
@@ -163,9 +178,7 @@ def _make_spec(env_id: str, **options: Any) -> Any:
     if env_id not in envpool.list_all_envs():
         known = {name.lower(): name for name in envpool.list_all_envs()}
         nearest = [known[n] for n in difflib.get_close_matches(env_id.lower(), known, n=3, cutoff=0.6)]
-        hint = (
-            f"did you mean {', '.join(nearest)}?" if nearest else "envpool.list_all_envs() lists what exists"
-        )
+        hint = f"did you mean {', '.join(nearest)}?" if nearest else "`cleanba envs` lists what exists"
         raise UsageError(f"--env-id {env_id} is not an EnvPool environment; {hint}")
     try:
         return envpool.make_spec(env_id, **options)

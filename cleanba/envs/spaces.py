@@ -7,6 +7,7 @@ import gymnasium.spaces as spaces
 import numpy as np
 
 from cleanba.config.errors import UsageError
+from cleanba.config.flags import with_tuples
 from cleanba.envs.spec import ActionSpec, ArraySpec
 
 FOUR_BYTES = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
@@ -69,4 +70,4 @@ def parse_options(text: str) -> dict[str, Any]:
         raise UsageError(f"--env-options {text} is not JSON ({error}); give '{{\"name\": value}}'") from None
     if not isinstance(options, dict):
         raise UsageError(f"--env-options {text} is not a JSON object; give '{{\"name\": value}}'")
-    return options
+    return with_tuples(options)

@@ -98,13 +98,15 @@ def _is_shape(shape: tuple[Any, ...], most: int) -> bool:
 def check_options(path: Path, env: EnvSpec, given: dict[str, Any]) -> None:
     """Options are for a library in C++: only values that a preset has, or the user has named, reach it."""
     presets = [*ATARI_PRESETS.values(), given]
+    unknown = {}
     for name, value in env.options.items():
         known = [preset[name] for preset in presets if name in preset]
         if not any(type(value) is type(x) and value == x for x in known):
-            option = printable(json.dumps({name: value})[:200])
-            raise UsageError(
-                f"{path} asks for an option that no preset has; allow it with --env-options '{option}'"
-            )
+            unknown[name] = value
+    if unknown:
+        named = printable(json.dumps(unknown | given)[:400])
+        asks = f"{path} asks for options that no preset has"
+        raise UsageError(f"{asks}; allow them with --env-options '{named}'")
 
 
 def describe_env(env: EnvSpec) -> str:

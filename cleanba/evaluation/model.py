@@ -153,8 +153,14 @@ def load_published(path: Path, fresh: Published) -> Published:
         with safe_open(path, framework="numpy") as file:
             found = {name: slice_type(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
             extra = {name: kind for name, kind in found.items() if name.startswith("extra/")}
-            if _types(Published((), fresh.extra)) == extra:
+            wanted = _types(Published((), fresh.extra))
+            if wanted == extra:
                 return _read_tensors(path, file, fresh)
+            if any(name.startswith("extra/obs/") for name in extra):
+                raise UsageError(
+                    f"the policy of {path} has seen normalized observations; give the same flags: "
+                    "--normalize-observations, and --normalize-rewards if it had that"
+                )
             params = found.keys() - extra.keys()
             return Published(_read_tensors(path, file, Published(fresh.params), params).params, fresh.extra)
     except (OSError, SafetensorError) as error:

@@ -1,5 +1,6 @@
 """The outcome of a run, its learning curve and its summary."""
 
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,5 +45,7 @@ def summary(outcome: Outcome) -> str:
     if outcome.saved:
         own = outcome.model.algorithm_name not in ALGORITHMS
         with_file = f" --algorithm {outcome.model.algorithm_name}" if own else ""
-        lines.append(f"cleanba eval {outcome.run_dir}{with_file} evaluates the model")
+        options = outcome.model.args.env_options
+        with_options = f" --env-options {shlex.quote(options)}" if options != "{}" else ""
+        lines.append(f"cleanba eval {outcome.run_dir}{with_file}{with_options} evaluates the model")
     return "\n".join(lines)

@@ -52,6 +52,21 @@ def test_ten_million_rows_against_numpy():
     np.testing.assert_allclose(moments.variance, variance, rtol=2e-3)
 
 
+@pytest.mark.parametrize("constant", [1000.1, -0.3, 0.0])
+def test_what_never_varies_is_zero_however_it_is_added_up(constant):
+    """The rounding of its mean, which differs between layouts, must not become an observation."""
+    for shape in ((128, 24), (24, 128), (1, 3072), (256, 64)):
+        moments = Moments.none(())
+        for _ in range(3):
+            moments = merge(moments, jnp.full(shape, constant), jnp.ones(shape, bool))
+        assert abs(moments.scale(jnp.float32(constant))) < 0.02, shape
+
+
+def test_before_the_first_row_nothing_is_scaled():
+    moments = merge(Moments.none(()), jnp.ones((2, 2)), jnp.zeros((2, 2), bool))
+    assert moments.rows == 0 and moments.variance == 1
+
+
 def test_the_count_never_overflows():
     full = Moments(jnp.int32(MAX_COUNT), jnp.zeros(()), jnp.ones(()))
     assert merge(full, jnp.ones((1, 1000)), jnp.ones((1, 1000), bool)).rows == MAX_COUNT

@@ -79,7 +79,8 @@ def test_discrete_observations_are_one_hot():
     ("env_id", "message"),
     [
         ("breakout-v4", "--env-id breakout-v4 is not an EnvPool environment; did you mean Breakout-v5"),
-        ("qqqqqq", "envpool.list_all_envs"),
+        ("qqqqqq", "`cleanba envs` lists what exists"),
+        ("intersection-multi-agent-v0", "has several agents; choose an environment with one"),
     ],
 )
 def test_environments_that_cannot_be_trained_are_refused(env_id, message):
@@ -154,6 +155,7 @@ def test_options_go_over_those_of_the_preset():
         ('{"frame_skp": 2}', "Breakout-v5 has no option 'frame_skp'; it has frame_skip"),
         ('{"num_envs": 2}', "has no option 'num_envs'"),
         ('{"frame_skip": "2"}', "frame_skip of Breakout-v5 is '2'; give a value like 4"),
+        ('{"frame_skip": 0}', "frame_skip of Breakout-v5 is 0; give a value like 4"),
         ('{"frame_skip": true}', "frame_skip of Breakout-v5 is True; give a value like 4"),
         ("{frame_skip: 2}", "is not JSON"),
         ("[1]", "is not a JSON object"),

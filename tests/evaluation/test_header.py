@@ -103,13 +103,13 @@ HUGE = ATARI_PRESETS["impala"] | dict(img_height=16384, img_width=16384)
 @pytest.mark.usefixtures("nothing_is_built")
 def test_an_impossible_environment_is_refused(path, change):
     rewrite(path, env=edited(path, "env", **change))
-    with pytest.raises(UsageError, match="has a damaged header|asks for an option that no preset"):
+    with pytest.raises(UsageError, match="has a damaged header|asks for options that no preset"):
         load_model(path)
 
 
 def test_options_that_the_user_names_are_allowed_and_go_over_the_models(path):
     rewrite(path, env=edited(path, "env", options={"max_episode_steps": 9}))
-    with pytest.raises(UsageError, match=r"allow it with --env-options '{\"max_episode_steps\": 9}'"):
+    with pytest.raises(UsageError, match=r"allow them with --env-options '{\"max_episode_steps\": 9}'"):
         load_model(path)
     for steps in (9, 7):
         options = {"max_episode_steps": steps}

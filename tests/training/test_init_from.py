@@ -63,3 +63,12 @@ def test_an_extra_of_the_same_kind_comes_along_and_another_stays_fresh(run, monk
 def test_what_cannot_be_packed_is_refused_at_the_start(run, parts, message):
     with pytest.raises(UsageError, match=message):
         run(parts)
+
+
+def test_a_policy_of_normalized_observations_needs_them(run):
+    """Otherwise it would silently see others."""
+    teacher, _ = run(normalize_observations=True, total_timesteps=64, save_model=True)
+    same, _ = run(normalize_observations=True, total_timesteps=64, init_from=str(teacher.saved))
+    assert same.model.extra.obs["obs"].rows == 2 * 64
+    with pytest.raises(UsageError, match="has seen normalized observations; give the same flags"):
+        run(init_from=str(teacher.saved))

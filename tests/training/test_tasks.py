@@ -67,7 +67,8 @@ def test_layouts_agree(run, which):
     flags = ALGORITHMS[which] | PENDULUM | dict(local_num_envs=24, inference_batch=6, num_minibatches=2)
     flags |= dict(total_timesteps=5 * 16 * 24)
     one, rows = run(sgd(which), **flags)
-    two, others = run(sgd(which), **flags, learner_device_ids=(1, 2))
+    other = dict(learner_device_ids=(1, 2), num_actor_threads=2, local_num_envs=12)
+    two, others = run(sgd(which), **flags | other)
     assert rows[0]["data_digest"] == others[0]["data_digest"]
     assert distance(one.model.params, two.model.params) < 1e-5
     assert one.model.extra.reward.rows == two.model.extra.reward.rows
@@ -78,7 +79,9 @@ def test_a_resumed_run_continues_with_its_statistics(run):
     short, _ = run(**PENDULUM, total_timesteps=2 * 64)
     resumed, rows = run(**PENDULUM, resume=str(short.run_dir), total_timesteps=3 * 64)
     assert [row["update"] for row in rows] == [1, 2, 3]
-    assert resumed.model.extra.obs["obs"].rows == 3 * 64
+    before, after = (outcome.model.extra.obs["obs"] for outcome in (short, resumed))
+    assert (before.rows, after.rows) == (2 * 64, 3 * 64)
+    assert rows[2]["losses/value_loss"] < 10 * rows[1]["losses/value_loss"], "rewards are not scaled any more"
 
 
 @pytest.mark.parametrize("concurrency", [False, True])
