@@ -19,7 +19,6 @@ from cleanba.config.flags import RunArgs
 from cleanba.envs.atari import ATARI_PRESETS
 from cleanba.envs.spaces import action_spec, flat_entries, four_bytes, obs_specs, parse_options
 from cleanba.envs.spec import ACTION_MASK, ArraySpec, EnvSpec, EnvStep
-from cleanba.runtime.machine import available_cores, free_cores
 
 # gymnasium complains about the bounds in EnvPool's own spaces.
 warnings.filterwarnings("ignore", message=".*precision lowered by casting to float32")
@@ -138,12 +137,6 @@ def check_options(env_id: str, options: dict[str, Any]) -> None:
 
 def list_envs() -> list[str]:
     return sorted(envpool.list_all_envs())
-
-
-def env_threads(args: RunArgs, actors: int, *, background: bool) -> int:
-    """EnvPool's threads per actor."""
-    cores = available_cores() if background else free_cores()
-    return args.env_threads or max(1, cores // actors)
 
 
 def _in_background(make: Callable[[], Any]) -> Any:
