@@ -76,6 +76,9 @@ class Envs:
             game_over=game_ended | truncated,
         )
 
+    def busy(self) -> list[int]:
+        return []  # EnvPool does not tell
+
     def render(self) -> np.ndarray:
         try:
             return self._pool.render(env_ids=[0])[0]

@@ -74,6 +74,10 @@ class Envs:
             game_over=step["terminated"] | step["truncated"],
         )
 
+    def busy(self) -> list[int]:
+        current = self._rows["current"]
+        return current[current >= 0].tolist()
+
     def render(self) -> np.ndarray:
         image = self._workers.render()
         if image is None or image.ndim != 3:

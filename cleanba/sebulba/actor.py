@@ -175,6 +175,10 @@ class Actor:
         if self._scheduler.completed == (self._update + 1) * self.plan.num_steps:
             self._hand_over()
 
+    def busy(self) -> list[str]:
+        """The environments that are in the middle of a step, as far as that is known."""
+        return [f"environment {self.env_id[e]} of {self.env.env_id}" for e in self.envs.busy()]
+
     def _next_step(self) -> EnvStep:
         try:
             return self.envs.receive()
