@@ -32,8 +32,8 @@ def backend(name: str) -> Any:
 
 def backend_of(env_id: str) -> str:
     """The one that --env-backend auto takes. `module:Id` is a module to import, which is Gymnasium's
-    convention."""
-    if ":" in env_id:
+    convention; and who has registered a class or function under an id means that one."""
+    if ":" in env_id or gymnasium_envs.is_own(env_id):
         return "gymnasium"
     known = {name: module.list_envs() for name, module in BACKENDS.items()}
     for name, ids in known.items():

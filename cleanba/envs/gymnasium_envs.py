@@ -131,6 +131,11 @@ def list_envs() -> list[str]:
     return sorted(gymnasium.registry)
 
 
+def is_own(env_id: str) -> bool:
+    """Packages register their environments by name, not by class or function."""
+    return env_id in gymnasium.registry and callable(gymnasium.registry[env_id].entry_point)
+
+
 def register(env_id: str, make: Callable[..., gymnasium.Env]) -> None:
     """A factory from Python under an id, which models and run folders then name."""
     gymnasium.registry.pop(env_id, None)  # one of the same name would only cause a warning
@@ -145,7 +150,8 @@ def _spec(env_id: str) -> Any:
         return find_spec(env_id)
     except LookupError as unknown:
         near = difflib.get_close_matches(str(unknown.args[0]), gymnasium.registry, n=3, cutoff=0.6)
-        hint = f"did you mean {', '.join(near)}?" if near else "where is it registered? give module:Id"
+        hint = f"did you mean {', '.join(near)}? " if near else ""
+        hint += "one of your own needs the module that registers it: --env-id module:Id"
         raise UsageError(f"--env-id {env_id} is not registered with Gymnasium; {hint}") from None
 
 

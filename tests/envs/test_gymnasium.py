@@ -5,7 +5,7 @@ from contextlib import closing
 import gymnasium
 import numpy as np
 import pytest
-from helpers.own_envs import LENGTH
+from helpers.own_envs import LENGTH, Cue
 
 from cleanba.cleanba_ppo import Args
 from cleanba.config.errors import UsageError
@@ -119,6 +119,15 @@ def test_envpool_is_taken_where_it_has_the_id():
     assert spec("CartPole-v1", env_backend="gymnasium").backend == "gymnasium"
     assert spec("MountainCarContinuous-v0").action.kind == "box"
     assert spec(CUE).backend == "gymnasium"
+
+
+def test_a_class_that_the_user_has_registered_is_taken_whatever_envpool_has():
+    assert spec("Catch-v0").backend == "envpool"
+    gymnasium.register("Catch-v0", entry_point=Cue)
+    try:
+        assert spec("Catch-v0").obs == ArraySpec((3,), np.dtype(np.float32))
+    finally:
+        del gymnasium.registry["Catch-v0"]
 
 
 @pytest.mark.parametrize(
