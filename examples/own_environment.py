@@ -46,7 +46,7 @@ class Catch(gymnasium.Env):
         return self.image().repeat(8, axis=0).repeat(8, axis=1).repeat(3, axis=2)
 
 
-gymnasium.register("Catch-v0", entry_point=Catch)
+gymnasium.register("Catch-v0", entry_point=Catch)  # type: ignore[arg-type]
 
 ARGS = Args(
     exp_name="catch",

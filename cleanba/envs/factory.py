@@ -43,7 +43,8 @@ def backend_of(env_id: str) -> str:
     near = [lower[x] for x in difflib.get_close_matches(env_id.lower(), lower, n=3, cutoff=0.6)]
     hint = f"did you mean {', '.join(near)}?" if near else "`cleanba envs` lists all; your own is module:Id"
     installed = " or ".join(NAMES[name] for name in BACKENDS if name in NAMES)
-    raise UsageError(f"--env-id {env_id} is not an {installed} environment; {hint}")
+    article = "an" if installed.startswith("E") else "a"
+    raise UsageError(f"--env-id {env_id} is not {article} {installed} environment; {hint}")
 
 
 def env_spec(args: RunArgs) -> EnvSpec:

@@ -101,7 +101,8 @@ def describe(env_id: str, options: dict[str, Any]) -> EnvSpec:
     observations, actions = _spaces(env_id, options)
     action = action_spec(env_id, actions)
     obs, stack = obs_specs(env_id, observations), options.get("frame_stack", 1)
-    if isinstance(obs, ArraySpec) and obs.is_image and obs.shape[0] == stack:
+    # Colours are stacked along the last axis, and a height may happen to be the depth of the stack.
+    if isinstance(obs, ArraySpec) and obs.is_image and obs.shape[0] == stack and obs.shape[2] != 3 * stack:
         obs = ArraySpec(obs.shape, obs.dtype, stack)
     return EnvSpec("gymnasium", env_id, options, with_bool_mask(obs, action.n), action)
 

@@ -22,7 +22,7 @@ from cleanba.envs.worker_job import RENDER, Fds, Job
 from cleanba.envs.wrappers import OPTIONS
 
 MAX_REPORT = 16_000  # characters of a traceback: fits into a pipe, so that nobody waits for a reader
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # they also go to the parent
+PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # signals that are its business
 
 
 class Worker:
@@ -130,8 +130,8 @@ def to_action(space: Any) -> Any:
 
 
 def main() -> None:
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+    for number in PARENTS:
+        signal.signal(number, lambda *_: None)  # programs that an environment starts do not inherit this
     sys.stdout = sys.stderr  # standard output belongs to the command
     index, *numbers = map(int, sys.argv[1:])
     fds = Fds(*numbers)

@@ -108,8 +108,10 @@ class Workers:
         with suppress(EOFError, OSError, pickle.UnpicklingError):
             if self._replies[index].poll():
                 return EnvError(self._env_id, *self._replies[index].recv())
-        code = process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        exited = ended is None or ended.si_code == os.CLD_EXITED
+        status = ended.si_status if ended else 0
+        how = f"exited with code {status}" if exited else f"was killed by {signal.Signals(status).name}"
         if current >= 0:
             return EnvError(self._env_id, current, f"has ended its worker process, which {how}")
         return EnvError(self._env_id, index, f"has lost its worker process {process.pid}, which {how}")
@@ -139,8 +141,9 @@ def _end(processes: list[subprocess.Popen[bytes]], commands: list[int]) -> None:
         os.close(commands.pop())
     deadline = time.monotonic() + CLOSE_SECONDS
     for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
-        with suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(process.pid)
+        select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+        os.close(pidfd)
+        with suppress(ProcessLookupError):  # before `wait`: after it the number could be another group's
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -104,8 +104,8 @@ class FrameStack(gymnasium.Wrapper):
         if not isinstance(space, spaces.Box) or not space.shape:
             raise UsageError(f"--env-options: frame_stack needs Box observations, not {space}")
         self._frames: deque[np.ndarray] = deque(maxlen=depth)
-        self._flat = len(space.shape) == 2 and space.dtype == np.uint8
-        self._axis = 2 if len(space.shape) == 3 and space.shape[2] in (1, 3) else 0
+        self._one_channel = is_image(space) and space.shape[2:] in ((), (1,))
+        self._axis = 2 if is_image(space) else 0
         low, high = (self._joined([x] * depth) for x in (space.low, space.high))
         self.observation_space = spaces.Box(low, high, dtype=space.dtype.type)
 
@@ -120,4 +120,6 @@ class FrameStack(gymnasium.Wrapper):
         return self._joined(list(self._frames)), reward, terminated, truncated, info
 
     def _joined(self, frames: list[np.ndarray]) -> np.ndarray:
-        return np.stack(frames) if self._flat else np.concatenate(frames, axis=self._axis)
+        if self._one_channel:
+            return np.stack([frame.reshape(frame.shape[:2]) for frame in frames])
+        return np.concatenate(frames, axis=self._axis)

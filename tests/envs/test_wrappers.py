@@ -33,6 +33,7 @@ def test_the_defaults_change_nothing():
         ('{"grayscale": true, "frame_stack": 4}', ArraySpec((4, 12, 16), UINT8, stack=4)),
         ('{"resize": [6, 8]}', ArraySpec((6, 8, 3), UINT8)),
         ('{"resize": [6, 8], "frame_stack": 2}', ArraySpec((6, 8, 6), UINT8)),
+        ('{"frame_stack": 12}', ArraySpec((12, 16, 36), UINT8)),  # as high as it is deep
     ],
 )
 def test_observations_are_described_as_they_come(options, expected):
