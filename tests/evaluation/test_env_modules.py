@@ -70,5 +70,8 @@ def test_neither_does_another_backend_or_option_get_it_imported(model_of_cue, tm
 def test_a_name_in_another_module_is_the_same_environment(model_of_cue, tmp_path):
     model = with_env(model_of_cue, tmp_path / "a.cleanrl_model", env_id="Cue-v0")
     assert load_model(model, env_id=CUE).env.env_id == CUE
+    unknown = with_env(model_of_cue, tmp_path / "b.cleanrl_model", env_id="Unheard-of-v0")
+    with pytest.raises(UsageError, match="Unheard-of-v0 is not registered with Gymnasium; .*module:Id"):
+        evaluate(load_model(unknown), episodes=1, seed=1)
     with pytest.raises(UsageError, match="(?s)was trained in .*Pixels-v0 with 3 actions and 3 float32.*has "):
         evaluate(load_model(model, env_id="helpers.own_envs:Pixels-v0"), episodes=1, seed=1)
