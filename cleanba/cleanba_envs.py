@@ -25,7 +25,11 @@ def run(args: Args, console: Console) -> None:
         if args.word in ids:
             show(console, "\n".join(describe_lines(backend, args.word)))
             return
-    matching = [env_id for ids in found.values() for env_id in ids if args.word.lower() in env_id.lower()]
+    if ":" in args.word:  # a module to import
+        show(console, "\n".join(describe_lines("gymnasium", args.word)))
+        return
+    every = dict.fromkeys(env_id for ids in found.values() for env_id in ids)
+    matching = [env_id for env_id in every if args.word.lower() in env_id.lower()]
     if not matching:
         raise UsageError(f"no environment has {args.word!r} in its id; `cleanba envs` lists all")
     show(console, "\n".join(matching))

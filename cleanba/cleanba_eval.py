@@ -32,6 +32,9 @@ class Args:
     algorithm: str | None = None
     """the .py file of the algorithm that trained the model, if it is not one of Cleanba's own; it is
     executed"""
+    env_id: str | None = None
+    """the environment that the model was trained in, as module:Id, if it is not one of EnvPool's or
+    Gymnasium's own; the module is executed"""
     env_options: Annotated[str, tyro.conf.arg(metavar="JSON")] = "{}"
     """options of the environment, over those the model was trained with, as in '{"num_levels": 0}'"""
     video: bool = False
@@ -45,7 +48,7 @@ def run(args: Args, console: Console) -> None:
         raise UsageError(f"--seed {args.seed} is out of range; give a number from 0 to 2^32 - 1")
     if args.video:
         need_extra("--video", "imageio_ffmpeg", "video")
-    model = load_model(find_model(args.model), args.algorithm, parse_options(args.env_options))
+    model = load_model(find_model(args.model), args.algorithm, parse_options(args.env_options), args.env_id)
     name = f"{model.env.env_id}  ·  {model.args.exp_name}, seed {model.args.seed}, {model.steps:,} steps"
     show(console, f"{printable(name)}  ·  on {jax.local_devices()[0].device_kind}")
     path = Path(file_name(f"{model.env.env_id}__{model.args.exp_name}__{model.args.seed}__{args.seed}.mp4"))

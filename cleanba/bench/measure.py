@@ -13,7 +13,7 @@ from cleanba.bench.ceilings import RandomPlay, Stepping, stepping_candidates
 from cleanba.bench.device_rates import DeviceBench
 from cleanba.bench.trial import MIN_UPDATES, TrainingSpeed, measure_training, training_seconds
 from cleanba.config.marks import POSITIVE
-from cleanba.envs.envpool import env_threads
+from cleanba.envs.factory import env_threads
 from cleanba.runtime.devices import on_accelerator
 from cleanba.runtime.machine import available_cores, free_cores
 from cleanba.training.setup import Setup

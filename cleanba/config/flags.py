@@ -53,7 +53,11 @@ class Experiment:
 @dataclass(frozen=True)
 class Environment:
     env_id: str = "Breakout-v5"
-    """any EnvPool environment; `cleanba envs` lists them"""
+    """any EnvPool or Gymnasium environment, `cleanba envs` lists them; or one of your own, as module:Id: the
+    module is imported, and registers the id"""
+    env_backend: Literal["auto", "envpool", "gymnasium"] = "auto"
+    """what steps the environments: EnvPool's threads, or worker processes with Gymnasium's environments;
+    auto: EnvPool where it has the id"""
     env_options: Annotated[str, tyro.conf.arg(metavar="JSON")] = "{}"
     """options of the environment, over those of its preset, as in '{"frame_skip": 2}'; `cleanba envs ID`
     lists them"""
@@ -68,8 +72,9 @@ class Environment:
     """sync waits for all environments of a thread at each step, async for as many as fill an inference batch;
     default: async with --concurrency, else sync. Changes no result at a given --inference-batch"""
     env_threads: Annotated[int | None, POSITIVE, CAN_CHANGE, CHANGES_NO_BIT] = None
-    """EnvPool's threads per actor thread; default: the cores shared out among actor threads, of which
-    machines without an accelerator and with more than four cores keep two free. Changes no result"""
+    """EnvPool's threads, or worker processes, per actor thread; default: the cores shared out among actor
+    threads, of which machines without an accelerator and with more than four cores keep two free. Changes no
+    result"""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from cleanba.algorithms import ALGORITHMS
 from cleanba.config.errors import UsageError
 from cleanba.config.topology import Topology
 from cleanba.distributed import handshake
+from cleanba.runtime.children import tied_to_parent
 from cleanba.runtime.command import ANOTHER_PROCESS, command
 from cleanba.runtime.machine import visible_gpus
 from cleanba.runtime.messages import say
@@ -37,16 +38,6 @@ LAYOUT_FLAGS = ("--actor-device-ids", "--learner-device-ids", "--distributed", "
 EXIT_SECONDS = 10.0  # for the others to exit by themselves after one has failed
 MIN_CORES = 4  # per process, for cores to be pinned at all
 MAX_ERROR_LINES = 200  # kept per process, to be repeated at the end
-# Becomes the command in argv[2:], which gets SIGTERM and saves a checkpoint when its parent argv[1] dies, in
-# whatever way. In a program of its own: Python must not run between fork and exec in a process with threads.
-TIED_TO_PARENT = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
-if os.getppid() != int(sys.argv[1]):  # it has died before
-    sys.exit(143)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 def main(argv: list[str], prog: str = "cleanba launch") -> None:
@@ -155,7 +146,7 @@ class Process:
         self.rank = rank
         self.errors: deque[str] = deque(maxlen=MAX_ERROR_LINES)
         self._child = subprocess.Popen(
-            [sys.executable, "-ISc", TIED_TO_PARENT, str(os.getpid()), *argv],
+            tied_to_parent(argv),  # it saves a checkpoint
             env=os.environ | env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

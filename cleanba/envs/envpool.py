@@ -19,7 +19,6 @@ from cleanba.config.flags import RunArgs
 from cleanba.envs.atari import ATARI_PRESETS
 from cleanba.envs.spaces import action_spec, flat_entries, four_bytes, obs_specs, parse_options
 from cleanba.envs.spec import ACTION_MASK, ArraySpec, EnvSpec, EnvStep
-from cleanba.runtime.machine import available_cores, free_cores
 
 # gymnasium complains about the bounds in EnvPool's own spaces.
 warnings.filterwarnings("ignore", message=".*precision lowered by casting to float32")
@@ -76,6 +75,9 @@ class Envs:
             raw_reward=info.get("reward", reward).astype(np.float32),
             game_over=game_ended | truncated,
         )
+
+    def busy(self) -> list[int]:
+        return []  # EnvPool does not tell
 
     def render(self) -> np.ndarray:
         try:
@@ -153,12 +155,6 @@ def _is_like(value: Any, known: Any) -> bool:
 
 def list_envs() -> list[str]:
     return sorted(envpool.list_all_envs())
-
-
-def env_threads(args: RunArgs, actors: int, *, background: bool) -> int:
-    """EnvPool's threads per actor."""
-    cores = available_cores() if background else free_cores()
-    return args.env_threads or max(1, cores // actors)
 
 
 def _in_background(make: Callable[[], Any]) -> Any:

@@ -1,27 +1,65 @@
 """From flags to environments: the one place that knows the backends."""
 
+import difflib
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
+from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
-from cleanba.envs import envpool
+from cleanba.envs import gymnasium_envs
 from cleanba.envs.spec import EnvSpec, VectorEnv
+from cleanba.runtime.machine import available_cores, free_cores
 
-BACKENDS: dict[str, Any] = {"envpool": envpool}  # modules with env_spec, describe and Envs
+# Modules with env_spec, describe, default_options, list_envs and Envs; the first that has an id is taken.
+BACKENDS: dict[str, Any] = {}
+NAMES = {"envpool": "EnvPool", "gymnasium": "Gymnasium"}  # also of those that are not installed
+
+if find_spec("envpool"):  # it has no wheels for every system
+    from cleanba.envs import envpool
+
+    BACKENDS["envpool"] = envpool
+BACKENDS["gymnasium"] = gymnasium_envs
+
+
+def backend(name: str) -> Any:
+    if name not in BACKENDS:
+        raise UsageError(
+            f"{NAMES.get(name, name)} is not installed; pip install {name}, or take another --env-id"
+        )
+    return BACKENDS[name]
+
+
+def backend_of(env_id: str) -> str:
+    """The one that --env-backend auto takes. `module:Id` is a module to import, which is Gymnasium's
+    convention; and who has registered a class or function under an id means that one."""
+    if ":" in env_id or gymnasium_envs.is_own(env_id):
+        return "gymnasium"
+    known = {name: module.list_envs() for name, module in BACKENDS.items()}
+    for name, ids in known.items():
+        if env_id in ids:
+            return name
+    lower = {known_id.lower(): known_id for ids in known.values() for known_id in ids}
+    near = [lower[x] for x in difflib.get_close_matches(env_id.lower(), lower, n=3, cutoff=0.6)]
+    hint = f"did you mean {', '.join(near)}?" if near else "`cleanba envs` lists all; your own is module:Id"
+    installed = " or ".join(NAMES[name] for name in BACKENDS if name in NAMES)
+    article = "an" if installed.startswith("E") else "a"
+    raise UsageError(f"--env-id {env_id} is not {article} {installed} environment; {hint}")
 
 
 def env_spec(args: RunArgs) -> EnvSpec:
-    return BACKENDS["envpool"].env_spec(args)
+    name = backend_of(args.env_id) if args.env_backend == "auto" else args.env_backend
+    return backend(name).env_spec(args)
 
 
-def describe_default(backend: str, env_id: str) -> EnvSpec:
+def describe_default(name: str, env_id: str) -> EnvSpec:
     """The environment with its backend's own options."""
-    return BACKENDS[backend].describe(env_id, {})
+    return backend(name).describe(env_id, {})
 
 
 def describe(env: EnvSpec) -> EnvSpec:
     """What the same environment is here; a model may come from another machine or version."""
-    return BACKENDS[env.backend].describe(env.env_id, env.options)
+    return backend(env.backend).describe(env.env_id, env.options)
 
 
 def make_envs(
@@ -30,8 +68,14 @@ def make_envs(
     threads: int,
     *,
     batch: int | None = None,  # None: all
-    background: bool = False,  # its threads let every other thread of the machine go first
+    background: bool = False,  # they let every other thread of the machine go first
     rendered: bool = False,
 ) -> VectorEnv:
     options = dict(batch=batch, background=background, rendered=rendered)
-    return BACKENDS[env.backend].Envs(env, seeds, threads, **options)
+    return backend(env.backend).Envs(env, seeds, threads, **options)
+
+
+def env_threads(args: RunArgs, actors: int, *, background: bool) -> int:
+    """EnvPool's threads, or the worker processes of Gymnasium's environments, per actor."""
+    cores = available_cores() if background else free_cores()
+    return args.env_threads or max(1, cores // actors)

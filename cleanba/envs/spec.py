@@ -151,6 +151,10 @@ class VectorEnv(Protocol):
 
     def receive(self) -> EnvStep: ...
 
+    def busy(self) -> list[int]:
+        """Environments that are in the middle of a step, as far as that is known."""
+        ...
+
     def render(self) -> np.ndarray:
         """An image of the first environment, u8 [height, width, 3], if they were made to be rendered."""
         ...

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from rich.console import Console
 from cleanba.envs.episodes import Episode, EpisodeTracker
 from cleanba.envs.factory import make_envs
 from cleanba.envs.seeding import EVALUATION, env_seeds
+from cleanba.envs.spec import VectorEnv
 from cleanba.evaluation.atari_scores import human_normalized
 from cleanba.evaluation.model import Model, check_environment
 from cleanba.evaluation.video import Video
@@ -81,7 +82,23 @@ def evaluate(
     check_environment(model)
     num_envs = min(episodes, MAX_ENVS)
     seeds = env_seeds((seed, EVALUATION), range(num_envs))
-    envs = make_envs(model.env, seeds, free_cores(), rendered=video is not None)
+    with closing(make_envs(model.env, seeds, free_cores(), rendered=video is not None)) as envs:
+        finished = _play(model, envs, num_envs, episodes, seed, greedy, device, video, progress)
+    return Evaluation(model.env.env_id, seed, [finished[n] for n in range(episodes)])
+
+
+def _play(
+    model: Model,
+    envs: VectorEnv,
+    num_envs: int,
+    episodes: int,
+    seed: int,
+    greedy: bool,
+    device: jax.Device | None,
+    video: Video | None,
+    progress: Callable[[int], Any],
+) -> dict[int, Episode]:
+    """The episodes, by the order in which they began."""
     key = jax.random.fold_in(jax.random.key(seed), EVALUATION)
     play = jax.jit(partial(model.algorithm.play, key, greedy=greedy))
     published = jax.device_put(model.published, device or jax.local_devices()[0])
@@ -111,7 +128,7 @@ def evaluate(
         obs, episode_start = env_step.obs, ~valid
         valid = ~(env_step.terminated | env_step.truncated)
         step += 1
-    return Evaluation(model.env.env_id, seed, [finished[n] for n in range(episodes)])
+    return finished
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import jax
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import with_tuples
 from cleanba.envs.atari import ATARI_PRESETS
-from cleanba.envs.factory import BACKENDS
+from cleanba.envs.factory import BACKENDS, NAMES
 from cleanba.envs.spec import ActionSpec, ArraySpec, EnvSpec, env_from_json
 from cleanba.runtime.messages import printable
 
@@ -31,8 +31,11 @@ class Header(NamedTuple):
     probe: list[Any] | None
 
 
-def read_header(path: Path, metadata: dict[str, str], given: dict[str, Any]) -> Header:
-    """`given` are the environment's options that the user has named: they go over those of the model."""
+def read_header(
+    path: Path, metadata: dict[str, str], given: dict[str, Any], env_id: str | None = None
+) -> Header:
+    """`given` are the environment's options that the user has named: they go over those of the model. So
+    does `env_id`."""
     try:
         version = int(metadata["format"])
     except (KeyError, ValueError):
@@ -46,11 +49,12 @@ def read_header(path: Path, metadata: dict[str, str], given: dict[str, Any]) -> 
         flags = with_tuples(json.loads(metadata["args"]))
         name = metadata.get("algorithm") or ("ppo" if "clip_coef" in flags else "impala")
         env = env_from_json(json.loads(metadata["env"]))
-        env = env._replace(options=env.options | given)
+        env = env._replace(options=env.options | given, env_id=env_id or env.env_id)
         header = Header(name, flags, env, int(metadata["steps"]), json.loads(metadata.get("probe", "null")))
         _check(header)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise damaged(path, error) from error
+    check_module(path, env, env_id)
     check_options(path, env, given)
     return header
 
@@ -68,7 +72,7 @@ def _check(header: Header) -> None:
     arrays = list(env.obs.values()) if isinstance(env.obs, Mapping) else [env.obs]
     if not 0 <= header.steps <= MAX_STEPS or not isinstance(header.probe, list | None):
         raise ValueError("impossible steps or probe")
-    if env.backend not in BACKENDS or not isinstance(env.env_id, str):
+    if env.backend not in {*BACKENDS, *NAMES} or not isinstance(env.env_id, str):
         raise ValueError("no known kind of environment")
     if not arrays or len(arrays) > MAX_LAYERS or not all(map(_is_array, arrays)):
         raise ValueError("impossible observations")
@@ -93,6 +97,16 @@ def _is_action(spec: ActionSpec) -> bool:
 def _is_shape(shape: tuple[Any, ...], most: int) -> bool:
     sizes = len(shape) <= 8 and all(type(size) is int and 0 < size <= most for size in shape)
     return sizes and math.prod(shape) <= most
+
+
+def check_module(path: Path, env: EnvSpec, given: str | None) -> None:
+    """`module:Id` means that the module is imported, which executes it: only one that the user has named."""
+    if ":" in env.env_id and env.env_id != given:
+        module, name = (printable(part)[:200] for part in env.env_id.rsplit(":", 1))
+        raise UsageError(
+            f"{path} was trained in {name} of the module {module}, which would be executed; "
+            f"allow it with --env-id {module}:{name}"
+        )
 
 
 def check_options(path: Path, env: EnvSpec, given: dict[str, Any]) -> None:

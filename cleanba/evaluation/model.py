@@ -17,7 +17,7 @@ from cleanba.config.batch_plan import BatchPlan
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs, check_types
 from cleanba.config.topology import Topology
-from cleanba.envs.factory import describe
+from cleanba.envs.factory import NAMES, describe
 from cleanba.envs.spec import EnvSpec, env_to_json
 from cleanba.evaluation.header import FORMAT, Header, damaged, describe_env, read_header
 from cleanba.runtime.files import atomic_write, open_regular
@@ -83,13 +83,19 @@ def _cpu() -> jax.Device | None:
         return None
 
 
-def load_model(path: Path, algorithm: str | None = None, env_options: dict[str, Any] | None = None) -> Model:
+def load_model(
+    path: Path,
+    algorithm: str | None = None,
+    env_options: dict[str, Any] | None = None,
+    env_id: str | None = None,
+) -> Model:
     """With the `algorithm` that trained it: by default the one of ALGORITHMS that it names. The name of a
-    file is never imported; the user must give that file. `env_options` go over the model's own."""
+    file is never imported; the user must give that file. `env_options` go over the model's own, and `env_id`
+    is the same environment by another name: a module that has it is imported only if the user names it."""
     try:
         os.close(open_regular(path))
         with safe_open(path, framework="numpy") as file:
-            header = read_header(path, file.metadata() or {}, env_options or {})
+            header = read_header(path, file.metadata() or {}, env_options or {}, env_id)
             model = _read(path, file, header, algorithm)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -184,14 +190,15 @@ def _read_tensors(path: Path, file: Any, template: Published, names: set[str] | 
 
 
 def check_environment(model: Model) -> None:
-    """The installed EnvPool must have the environment that the model was trained in."""
+    """The installed library must have the environment that the model was trained in."""
+    library = NAMES.get(model.env.backend, model.env.backend)
     try:
         installed = describe(model.env)
     except UsageError as error:
         reason = printable(str(error))
-        raise UsageError(f"the model's environment is not in the installed EnvPool: {reason}") from error
+        raise UsageError(f"the model's environment is not in the installed {library}: {reason}") from error
     if installed != model.env:
         raise UsageError(
             f"the model was trained in {describe_env(model.env)}; "
-            f"the installed EnvPool has {describe_env(installed)}"
+            f"the installed {library} has {describe_env(installed)}"
         )

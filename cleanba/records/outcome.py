@@ -43,9 +43,10 @@ def summary(outcome: Outcome) -> str:
         lines.append(profile)
     lines.append(f"everything is in {outcome.run_dir}")
     if outcome.saved:
-        own = outcome.model.algorithm_name not in ALGORITHMS
-        with_file = f" --algorithm {outcome.model.algorithm_name}" if own else ""
+        name, env_id = outcome.model.algorithm_name, outcome.model.env.env_id
+        flags = "" if name in ALGORITHMS else f" --algorithm {name}"
+        flags += f" --env-id {env_id}" if ":" in env_id else ""  # its module is imported only if it is named
         options = outcome.model.args.env_options
-        with_options = f" --env-options {shlex.quote(options)}" if options != "{}" else ""
-        lines.append(f"cleanba eval {outcome.run_dir}{with_file}{with_options} evaluates the model")
+        flags += f" --env-options {shlex.quote(options)}" if options != "{}" else ""
+        lines.append(f"cleanba eval {outcome.run_dir}{flags} evaluates the model")
     return "\n".join(lines)

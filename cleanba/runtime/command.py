@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from cleanba.config.errors import UsageError
+from cleanba.config.errors import EnvError, UsageError
 from cleanba.runtime.messages import background_output, flush_output, replace_closed_streams, say
 from cleanba.runtime.signals import handle_signals
 
@@ -54,7 +54,7 @@ def command(*, resumable: bool = False) -> Iterator[Console]:
             if _in_job() or not _flushed():
                 hard_exit(leaving.code if isinstance(leaving.code, int) else 1)
             raise
-        except CleanExit as reason:
+        except (CleanExit, EnvError) as reason:
             say("\n".join([f"error: {reason}", *getattr(reason, "__notes__", [])]))
             hard_exit(reason.exit_code)
         except KeyboardInterrupt as interrupt:

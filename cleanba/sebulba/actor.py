@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from cleanba.agents.algorithm import Decision, Published, Rollout, State
 from cleanba.config.batch_plan import BatchPlan
-from cleanba.config.errors import UsageError
+from cleanba.config.errors import EnvError, UsageError
 from cleanba.envs.episodes import Episode, EpisodeTracker
 from cleanba.envs.frame_stack import DeviceFrameStack, frames_since_reset
 from cleanba.envs.spec import ACTION_MASK, EnvSpec, EnvStep, VectorEnv
@@ -102,7 +102,7 @@ class Actor:
     def run(self) -> None:
         self.envs.reset()
         while not self._scheduler.all_ready:
-            self._begin(self.envs.receive())
+            self._begin(self._next_step())
         while self._update < self.plan.updates:
             self._take_version(self.params.poll)
             env = self._scheduler.next_batch(until=self._next_version * self.plan.num_steps)
@@ -152,7 +152,7 @@ class Actor:
     def _receive(self) -> None:
         """Write down what the actions led to; when that completes a rollout, hand it over."""
         with self._timer("environment"):
-            env_step = self.envs.receive()
+            env_step = self._next_step()
         env, obs = env_step.env, obs_leaves(env_step.obs)
         step = self._scheduler.step[env] - 1  # the step that is complete now
         if self._any_stacked:
@@ -174,6 +174,16 @@ class Actor:
         self.progress[0] = self._scheduler.step.mean()
         if self._scheduler.completed == (self._update + 1) * self.plan.num_steps:
             self._hand_over()
+
+    def busy(self) -> list[str]:
+        """The environments that are in the middle of a step, as far as that is known."""
+        return [f"environment {self.env_id[e]} of {self.env.env_id}" for e in self.envs.busy()]
+
+    def _next_step(self) -> EnvStep:
+        try:
+            return self.envs.receive()
+        except EnvError as error:
+            raise error.numbered(int(self.env_id[error.number])) from None
 
     def _write_outcome(
         self, buffer: RolloutBuffer, env_step: EnvStep, obs: list[np.ndarray], t: np.ndarray, at: Any

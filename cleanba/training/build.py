@@ -7,8 +7,7 @@ import jax
 import numpy as np
 
 from cleanba.distributed.job import Job
-from cleanba.envs.envpool import env_threads
-from cleanba.envs.factory import make_envs
+from cleanba.envs.factory import env_threads, make_envs
 from cleanba.envs.seeding import RESUMED, env_seeds
 from cleanba.runtime.devices import on_accelerator
 from cleanba.runtime.profiler import Profiler
@@ -55,6 +54,8 @@ def make_threads(setup: Setup, job: Job, cleanup: ExitStack, profiler: Profiler 
     )
     job.when_lost(channels.close)
     cleanup.callback(threads.join)  # the last thing, after all channels and writers are closed
+    for actor in actors:
+        cleanup.callback(actor.envs.close)  # one that waits for environments waits no longer
     return threads
 
 

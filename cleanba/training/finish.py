@@ -4,7 +4,7 @@ A failure after the training loses nothing."""
 import shlex
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -41,10 +41,10 @@ def preflight(setup: Setup) -> None:
         check_key()
     if args.capture_video:
         need_extra("--capture-video", "imageio_ffmpeg", "video")
-        envs = make_envs(env, seeds=[0], threads=1, rendered=True)
-        envs.reset()
-        envs.receive()
-        envs.render()
+        with closing(make_envs(env, seeds=[0], threads=1, rendered=True)) as envs:
+            envs.reset()
+            envs.receive()
+            envs.render()
     if args.upload_model:
         check_upload(args)
     check_room(setup)

@@ -143,9 +143,12 @@ class ThreadGroup(NamedTuple):
                 faulthandler.dump_traceback_later(patience, exit=True, file=2)
             elif time.monotonic() - since > self.stuck_seconds:
                 who = f"process {job.process} of {job.processes}" if job.processes > 1 else "the run"
-                straggler = job.straggler(steps)
-                job.lose(f"{who} has made no progress for {self.stuck_seconds:g} s{straggler}", stuck=True)
+                hint = job.straggler(steps) + self.busy_envs()
+                job.lose(f"{who} has made no progress for {self.stuck_seconds:g} s{hint}", stuck=True)
         faulthandler.cancel_dump_traceback_later()
+
+    def busy_envs(self) -> str:
+        return "".join(f"; {env} is in the middle of a step" for actor in self.actors for env in actor.busy())
 
     def join(self) -> None:
         deadline = time.perf_counter() + JOIN_SECONDS

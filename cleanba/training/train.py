@@ -1,11 +1,12 @@
 """One run, from its arguments to its outcome."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Set
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -15,6 +16,7 @@ from cleanba.config.flags import RunArgs, given_flags, parse_args
 from cleanba.distributed.job import Job
 from cleanba.distributed.process_info import resolve_process
 from cleanba.distributed.rendezvous import joined
+from cleanba.envs.gymnasium_envs import register
 from cleanba.evaluation.model import Model
 from cleanba.records.checkpoint import Saved
 from cleanba.records.outcome import Outcome, draw_curve, summary
@@ -52,16 +54,21 @@ def train(
     *,
     given: Set[str] | None = None,
     on_finish: OnFinish = lambda outcome: None,
+    make_env: Callable[..., Any] | None = None,
 ) -> Outcome | None:
     """Train to the end, then call `on_finish`. The calling thread writes and shows what the others do, so it
     can always be interrupted; an exception in any of them is raised here. Of a job's processes only process 0
     leaves records; the others return None. `given` names the flags that a resumed run takes from `args`
-    instead of from its folder; None: all of them."""
+    instead of from its folder; None: all of them. `make_env` makes one Gymnasium environment, under the name
+    --env-id; it gets --env-options as keywords."""
 
     def like(args: RunArgs) -> Saved:
         _, plan, env = lay_out(args, info.processes)
         return saved_like(make_algorithm(args, env, plan))
 
+    if make_env:
+        register(args.env_id, make_env)
+        args = dataclasses.replace(args, env_backend="gymnasium")
     use_compilation_cache()
     if args.deterministic:
         make_deterministic()

@@ -54,7 +54,9 @@ def test_no_training_is_left_behind(monkeypatch):
 
 
 def test_the_output_of_a_failed_training_is_shown():
-    with pytest.raises(SystemExit, match="(?s)--env-id Cart is not an EnvPool environment.*failed: "):
+    with pytest.raises(
+        SystemExit, match="(?s)--env-id Cart is not an EnvPool or Gymnasium environment.*failed: "
+    ):
         speed.run("ppo", "--env-id Cart", rows=2**14, updates=1)
 
 

@@ -125,7 +125,7 @@ def test_an_unknown_cleanba_command_is_refused(monkeypatch, capsys):
     [
         (
             "--env-id Brekout-v5",
-            "--env-id Brekout-v5 is not an EnvPool environment; did you mean Breakout",
+            "--env-id Brekout-v5 is not an EnvPool or Gymnasium environment; did you mean Breakout",
         ),
         ("--env-options {}x", "--env-options {}x is not JSON"),
         (

@@ -15,7 +15,8 @@ from helpers.runs import REPO, read_rows
 from cleanba.config.errors import UsageError
 from cleanba.config.topology import Topology
 from cleanba.distributed.handshake import VARIABLE
-from cleanba.distributed.launch import TIED_TO_PARENT, assign_devices, command_lines, main
+from cleanba.distributed.launch import assign_devices, command_lines, main
+from cleanba.runtime.children import tied_to_parent
 
 
 def launch(tmp_path, *argv, before=()):
@@ -201,7 +202,7 @@ def test_processes_save_and_end_when_their_launcher_is_killed(tmp_path):
 def test_a_process_whose_launcher_is_already_dead_does_not_start(tmp_path):
     gone = subprocess.Popen(["true"])
     gone.wait()
-    tied = [sys.executable, "-ISc", TIED_TO_PARENT, str(gone.pid), sys.executable, "-c", "print('started')"]
+    tied = tied_to_parent([sys.executable, "-c", "print('started')"], parent=gone.pid)
     process = subprocess.run(tied, capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (143, "")
 

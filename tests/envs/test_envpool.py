@@ -8,8 +8,9 @@ import pytest
 
 from cleanba.cleanba_ppo import Args
 from cleanba.config.errors import UsageError
-from cleanba.envs.envpool import Envs, env_spec, env_threads
+from cleanba.envs.envpool import Envs, env_spec
 from cleanba.envs.episodes import Episode, EpisodeTracker
+from cleanba.envs.factory import env_threads
 from cleanba.envs.seeding import env_seeds
 from cleanba.envs.spaces import action_spec, obs_specs
 from cleanba.envs.spec import EnvStep

@@ -34,6 +34,9 @@ class ScriptedEnvs:
     def send(self, action, env):
         self.started = True
 
+    def close(self):
+        pass
+
     def receive(self):
         over = np.zeros(2, np.bool_)
         for e, episodes in enumerate(self.left if self.started else ()):

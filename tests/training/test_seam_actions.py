@@ -53,6 +53,9 @@ class Target:
         no = np.zeros(len(env), bool)
         return EnvStep(env, obs, self.reward[env], no, truncated, self.reward[env], truncated)
 
+    def close(self):
+        pass
+
 
 class Normal(NamedTuple):
     """Independent normal distributions with a standard deviation of a half."""

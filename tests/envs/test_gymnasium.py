@@ -1,0 +1,165 @@
+"""Gymnasium's environments in worker processes: an actor thread sees what it sees of EnvPool."""
+
+from collections import Counter
+from contextlib import closing
+
+import gymnasium
+import numpy as np
+import pytest
+from helpers.own_envs import LENGTH, Cue
+
+from cleanba.cleanba_ppo import Args
+from cleanba.config.errors import UsageError
+from cleanba.envs.factory import env_spec, make_envs
+from cleanba.envs.spec import ActionSpec, ArraySpec
+
+CUE = "helpers.own_envs:Cue-v0"
+
+
+def spec(env_id=CUE, options="{}", **flags):
+    return env_spec(Args(env_id=env_id, env_options=options, **flags))
+
+
+def play(env, steps, *, threads=2, batch=None, seeds=(5, 6, 7, 8), action=0):
+    """Rows of each environment: (observation, reward, terminated, truncated)."""
+    rows = {e: [] for e in range(len(seeds))}
+    with closing(make_envs(env, list(seeds), threads, batch=batch)) as envs:
+        envs.reset()
+        while any(len(x) < steps for x in rows.values()):
+            step = envs.receive()
+            assert len(step.env) == envs.batch and step.env.dtype == np.int32
+            for i, e in enumerate(step.env.tolist()):
+                flags = bool(step.terminated[i]), bool(step.truncated[i])
+                assert step.game_over[i] == any(flags)
+                rows[e].append((step.obs[i].tolist(), float(step.reward[i]), *flags))
+            envs.send(np.full(len(step.env), action, np.int32), step.env)
+    return {e: x[:steps] for e, x in rows.items()}
+
+
+def expected(seed, steps, action=0):
+    """The same from Gymnasium itself, with a reset row after each end, whose action is ignored."""
+    env = gymnasium.make(CUE, disable_env_checker=True)
+    rows, over = [(env.reset(seed=seed)[0].tolist(), 0.0, False, False)], False
+    while len(rows) < steps:
+        if over:
+            rows.append((env.reset()[0].tolist(), 0.0, False, False))
+        else:
+            obs, reward, *flags, _ = env.step(np.int64(action))
+            rows.append((obs.tolist(), reward, *flags))
+        over = any(rows[-1][2:])
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("threads", "batch"), [(1, None), (2, None), (4, None), (3, 2), (2, 1)], ids=lambda x: str(x)
+)
+def test_rows_are_those_of_gymnasium_whatever_steps_them(threads, batch):
+    steps = 3 * LENGTH
+    rows = play(spec(), steps, threads=threads, batch=batch)
+    assert rows == {e: expected(seed, steps) for e, seed in enumerate((5, 6, 7, 8))}
+    ends = [(i, *row[2:]) for i, row in enumerate(rows[0]) if any(row[2:])]
+    assert ends == [(LENGTH, True, False), (2 * LENGTH + 1, False, True)]
+
+
+def test_all_are_received_in_order():
+    env = spec(options='{"delay": 0.01}')
+    with closing(make_envs(env, range(6), 3)) as envs:
+        envs.reset()
+        for _ in range(10):
+            step = envs.receive()
+            assert step.env.tolist() == [0, 1, 2, 3, 4, 5]
+            envs.send(np.zeros(6, np.int32), step.env)
+
+
+def test_one_that_hangs_does_not_keep_others_from_being_received():
+    """Environment 1 does from its third step on."""
+    env = spec("helpers.own_envs:Faulty-v0", '{"fault": "hangs"}')
+    with closing(make_envs(env, [2, 3, 4], 3, batch=1)) as envs:
+        envs.reset()
+        received, later = Counter(), 0
+        while later < 20:
+            (e,) = envs.receive().env.tolist()
+            received[e] += 1
+            later += received[1] == 3
+            envs.send(np.zeros(1, np.int32), np.array([e]))
+        assert received[1] == 3
+
+
+def test_spaces_of_every_kind():
+    env = spec("helpers.own_envs:Odd-v0")
+    floats = np.dtype(np.float32)
+    assert env.obs == {"a/b": ArraySpec((3,), floats), "c": ArraySpec((2, 2), floats)}
+    assert env.action == ActionSpec.box(np.full(4, -1.0), np.full(4, 2.0))
+    with closing(make_envs(env, [1, 2], 2)) as envs:
+        envs.reset()
+        first = envs.receive()
+        assert first.obs["a/b"].tolist() == [[0, 1, 0]] * 2
+        envs.send(np.array([[0, 1, 2, 9], [-9, 0, 0, 0]], np.float32), first.env)
+        obs = envs.receive().obs["c"]
+        assert obs.tolist() == [[[0, 1], [2, 2]], [[-1, 0], [0, 0]]]  # clipped to the bounds
+
+
+def test_rewards_are_scaled_and_clipped_for_learning_only():
+    env = spec("helpers.own_envs:Odd-v0", '{"reward_scale": 0.5, "reward_clip": 1, "action_repeat": 2}')
+    with closing(make_envs(env, [1], 1)) as envs:
+        envs.reset()
+        envs.send(np.zeros((1, 4), np.float32), envs.receive().env)
+        step = envs.receive()
+        assert (step.reward.tolist(), step.raw_reward.tolist()) == ([1.0], [6.0])
+
+
+def test_a_time_limit_truncates():
+    rows = play(spec(options='{"max_episode_steps": 3}'), 5, seeds=[1])[0]
+    assert [row[2:] for row in rows] == [(False, False)] * 3 + [(False, True), (False, False)]
+
+
+def test_the_first_environment_is_rendered():
+    with closing(make_envs(spec(), [1, 2], 2, rendered=True)) as envs:
+        envs.reset()
+        envs.send(np.zeros(2, np.int32), envs.receive().env)
+        envs.receive()
+        image = envs.render()
+    assert (image.shape, image.dtype, image.max()) == ((32, 48, 3), np.uint8, 1)
+
+
+def test_envpool_is_taken_where_it_has_the_id():
+    assert spec("CartPole-v1").backend == "envpool"
+    assert spec("CartPole-v1", env_backend="gymnasium").backend == "gymnasium"
+    assert spec("MountainCarContinuous-v0").action.kind == "box"
+    assert spec(CUE).backend == "gymnasium"
+
+
+def test_a_class_that_the_user_has_registered_is_taken_whatever_envpool_has():
+    assert spec("Catch-v0").backend == "envpool"
+    gymnasium.register("Catch-v0", entry_point=Cue)
+    try:
+        assert spec("Catch-v0").obs == ArraySpec((3,), np.dtype(np.float32))
+    finally:
+        del gymnasium.registry["Catch-v0"]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "problem"),
+    [
+        ("CartPool-v1", "{}", "is not an EnvPool or Gymnasium environment; did you mean CartPole-v1"),
+        ("helpers.own_envs:Cu-v0", "{}", "is not registered with Gymnasium; did you mean Cue-v0"),
+        ("no_such_module:Cue-v0", "{}", "no_such_module cannot be imported\nModuleNotFoundError: "),
+        ("helpers.own_envs:NoEnvironment-v0", "{}", "must inherit from the gymnasium.Env class"),
+        (CUE, '{"wind": 3}', "unexpected keyword argument 'wind'"),
+        (CUE, '{"resize": [84, 84]}', "resize needs images, but observations are Box"),
+        (CUE, '{"frame_stack": 0}', "frame_stack is 0; give a value like 1"),
+        (CUE, '{"resize": [84]}', r"resize is \[84\]; give a value like \[84, 84\]"),
+        (CUE, '{"grayscale": 1}', "grayscale is 1; give a value like False"),
+    ],
+)
+def test_bad_input_is_refused(env_id, options, problem):
+    with pytest.raises(UsageError, match=problem):
+        spec(env_id, options)
+
+
+def test_a_module_that_fails_shows_where(tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("import math\n\nmath.sqrt(-1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r'(?s)broken_module.py", line 3.*ValueError') as raised:
+        spec("broken_module:Any-v0")
+    assert "importlib" not in str(raised.value)

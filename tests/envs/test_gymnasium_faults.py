@@ -1,0 +1,154 @@
+"""Environments that go wrong in their worker processes: one clear line, and nothing is left running."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+
+import numpy as np
+import psutil
+import pytest
+from helpers.leftovers import children, still_running
+from helpers.runs import REPO
+
+from cleanba.cleanba_ppo import Args
+from cleanba.config.errors import EnvError, UsageError
+from cleanba.envs.factory import env_spec, make_envs
+from cleanba.envs.gymnasium_envs import register
+from cleanba.envs.seeding import env_seeds
+
+ELSEWHERE = {"PYTHONPATH": f"{REPO}:{REPO / 'tests'}", "JAX_NUM_CPU_DEVICES": "1"}
+PREFIX = "environment 1 of helpers.own_envs:Faulty-v0 "
+
+
+def faulty(fault, seeds=(2, 3, 4), threads=2):
+    env = env_spec(Args(env_id="helpers.own_envs:Faulty-v0", env_options=f'{{"fault": "{fault}"}}'))
+    return closing(make_envs(env, seeds, threads))
+
+
+def play(envs, steps=10):
+    envs.reset()
+    for _ in range(steps):
+        step = envs.receive()
+        envs.send(np.zeros(len(step.env), np.int32), step.env)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("raises", "failed while taking a step\n(?s:.*)own_envs.py(?s:.*)ValueError: a bad step"),
+        ("raises in reset", "failed while being reset\n(?s:.*)ValueError: a bad start"),
+        ("leaves", "failed while taking a step\n(?s:.*)SystemExit: 3"),
+        ("is killed", "has ended its worker process, which was killed by SIGKILL"),
+        ("exits", "has ended its worker process, which exited with code 7"),
+        ("forks and exits", "has ended its worker process, which exited with code 7"),
+    ],
+)
+def test_a_failure_names_the_environment_and_ends_all(fault, says):
+    before = children()
+    with faulty(fault) as envs, pytest.raises(EnvError, match=PREFIX + says):
+        play(envs)
+    assert not still_running(before, seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("other shape", r"gives observations \(2,\) float32, but its space says \(3,\) float32"),
+        ("other dtype", r"gives observations \(3,\) complex64, but its space says \(3,\) float32"),
+        ("NaN", r"gives observations that are not finite at its first steps: \[.*nan"),
+    ],
+)
+def test_observations_that_do_not_fit_are_refused_at_the_first_step(fault, says):
+    with faulty(fault, seeds=[1], threads=1) as envs, pytest.raises(EnvError, match=says):
+        play(envs)
+
+
+def test_a_worker_that_somebody_kills_is_noticed_while_idle():
+    before = children()
+    with faulty("") as envs:
+        play(envs, steps=1)
+        envs.receive()
+        os.kill(max(children() - before), signal.SIGKILL)
+        with pytest.raises(EnvError, match=r"has lost its worker process \d+, which was killed by SIGKILL"):
+            envs.receive()  # nothing was sent, so nothing else can come
+
+
+def test_a_worker_that_hangs_is_ended_with_the_run():
+    before = children()
+    with faulty("hangs") as envs:
+        envs.reset()
+        for _ in range(3):
+            envs.send(np.zeros(3, np.int32), envs.receive().env)
+    assert not still_running(before, seconds=1)
+
+
+def test_what_environments_print_goes_to_standard_error(capfd):
+    with faulty("prints") as envs:
+        play(envs, steps=5)
+    out, err = capfd.readouterr()
+    assert out == "" and err == "a line of the environment's own\n"
+
+
+def test_a_factory_that_cannot_be_pickled_is_refused():
+    generator = (x for x in ())
+    register("Unpicklable-v0", lambda: __import__("helpers.own_envs").own_envs.Cue(bool(generator) and 0.0))
+    env = env_spec(Args(env_id="Unpicklable-v0", env_backend="gymnasium"))
+    with pytest.raises(UsageError, match="Unpicklable-v0 cannot be sent to its worker processes"):
+        make_envs(env, [1], 1)
+
+
+def test_no_worker_outlives_a_process_that_is_killed():
+    """Not even one that is busy."""
+    program = """
+import time
+from cleanba.cleanba_ppo import Args
+from cleanba.envs.factory import env_spec, make_envs
+env = env_spec(Args(env_id="helpers.own_envs:Faulty-v0", env_options='{"fault": "hangs"}'))
+envs = make_envs(env, [1, 2, 3], 2)
+import numpy as np
+envs.reset()
+for _ in range(3):
+    envs.send(np.zeros(3, np.int32), envs.receive().env)
+print("stepping", flush=True)
+time.sleep(1000)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        env=os.environ | ELSEWHERE,
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"stepping\n"
+        workers = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.communicate()
+    _, alive = psutil.wait_procs(workers, timeout=10)
+    assert len(workers) == 2 and not alive
+
+
+def test_a_run_names_the_environment_by_its_number_among_all(run):
+    """The only one of the second thread."""
+    seed = next(seed for seed in range(100) if env_seeds(seed, [1])[0] % 2)
+    flags = dict(env_options='{"fault": "raises"}', local_num_envs=1, num_actor_threads=2, seed=seed)
+    with pytest.raises(EnvError, match=PREFIX + r"failed while taking a step\n(?s:.*)a bad step"):
+        run(env_id="helpers.own_envs:Faulty-v0", **flags)
+
+
+def test_a_run_that_hangs_names_the_environment(tmp_path):
+    flags = ["--env-id", "helpers.own_envs:Faulty-v0", "--env-options", '{"fault": "hangs"}']
+    flags += ["--local-num-envs", "2", "--num-actor-threads", "1", "--stuck-seconds", "5"]
+    done = subprocess.run(
+        [sys.executable, "-m", "cleanba", "ppo", *flags],
+        env=os.environ | ELSEWHERE,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    odd = env_seeds(1, range(2))[0] % 2 == 0
+    assert done.returncode == 1
+    assert "error: the run has made no progress for 5 s; environment " in done.stderr
+    assert f"environment {int(odd)} of helpers.own_envs:Faulty-v0 is in the middle of a step" in done.stderr
