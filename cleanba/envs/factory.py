@@ -5,13 +5,15 @@ from typing import Any
 
 from cleanba.config.flags import RunArgs
 from cleanba.envs import envpool
+from cleanba.envs.last_action import LastActionReward, has_last_action, with_last_action
 from cleanba.envs.spec import EnvSpec, VectorEnv
 
 BACKENDS: dict[str, Any] = {"envpool": envpool}  # modules with env_spec, describe and Envs
 
 
 def env_spec(args: RunArgs) -> EnvSpec:
-    return BACKENDS["envpool"].env_spec(args)
+    env = BACKENDS["envpool"].env_spec(args)
+    return with_last_action(env) if args.last_action_reward else env
 
 
 def describe_default(backend: str, env_id: str) -> EnvSpec:
@@ -21,7 +23,8 @@ def describe_default(backend: str, env_id: str) -> EnvSpec:
 
 def describe(env: EnvSpec) -> EnvSpec:
     """What the same environment is here; a model may come from another machine or version."""
-    return BACKENDS[env.backend].describe(env.env_id, env.options)
+    found = BACKENDS[env.backend].describe(env.env_id, env.options)
+    return with_last_action(found) if has_last_action(env) and not has_last_action(found) else found
 
 
 def make_envs(
@@ -34,4 +37,5 @@ def make_envs(
     rendered: bool = False,
 ) -> VectorEnv:
     options = dict(batch=batch, background=background, rendered=rendered)
-    return BACKENDS[env.backend].Envs(env, seeds, threads, **options)
+    envs = BACKENDS[env.backend].Envs(env, seeds, threads, **options)
+    return LastActionReward(envs, env, len(seeds)) if has_last_action(env) else envs
