@@ -6,18 +6,19 @@ what the engine does with these functions.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 import optax
 from jax import Array
 
 from cleanba.agents.agent import Agent, act, play
-from cleanba.agents.algorithm import Algorithm, Loss, Published, Rollout, Slots, linear_schedule
+from cleanba.agents.algorithm import Algorithm, Loss, PerEnv, Published, Rollout, Slots, linear_schedule
+from cleanba.agents.minibatches import check_whole_environments, whole_environments
 from cleanba.agents.networks import make_agent, resolve_network
 from cleanba.agents.normalization import discount_of_returns, next_statistics
 from cleanba.agents.returns import vtrace
-from cleanba.config.batch_plan import BatchPlan, check_divides
+from cleanba.config.batch_plan import BatchPlan
 from cleanba.config.flags import RunArgs
 from cleanba.config.marks import NOT_NEGATIVE
 from cleanba.envs.spec import EnvSpec
@@ -55,6 +56,8 @@ class Batch(NamedTuple):
     reward: Array  #     f32  [T+1, N]
     terminated: Array  # bool [T+1, N]
     valid: Array  #      bool [T+1, N], False in the last row
+    episode_start: Any = ()  # bool [T+1, N]; only with a memory
+    first_state: PerEnv = PerEnv(())  # a tree [N, ...]: the memory before the first row
 
 
 def prepare(published: Published, rollout: Rollout, *, normalize_rewards: bool = False) -> Batch:
@@ -71,25 +74,14 @@ def prepare(published: Published, rollout: Rollout, *, normalize_rewards: bool =
         reward=with_last_row(reward),
         terminated=with_last_row(rollout.terminated),
         valid=with_last_row(rollout.valid),
+        episode_start=rollout.episode_start,
+        first_state=PerEnv(rollout.first_state),
     )
 
 
 def minibatches(key: Array, env_id: Array, *, plan: BatchPlan) -> Slots:
-    """Minibatch m takes the environments with e mod M == m, whole: a learner that holds some of the
-    environments holds its share of every minibatch."""
-    parts = plan.num_minibatches
-    columns = jnp.argsort(env_id % parts, stable=True).reshape(parts, -1)
-    per_chunk = plan.chunk_rows // plan.num_steps
-    padding = plan.chunks * per_chunk - columns.shape[1]
-    mask = jnp.ones(columns.shape, bool)
-    columns, mask = (jnp.pad(x, ((0, 0), (0, padding))) for x in (columns, mask))
-    shape = (parts, plan.chunks, plan.num_steps + 1, per_chunk)
-    t = jnp.arange(plan.num_steps + 1)[:, None]
-
-    def over_rows(x: Array) -> Array:
-        return jnp.broadcast_to(x.reshape(parts, plan.chunks, 1, per_chunk), shape)
-
-    return Slots(t=jnp.broadcast_to(t, shape), env=over_rows(columns), mask=over_rows(mask))
+    """Of whole environments, with the row that only bootstraps."""
+    return whole_environments(env_id, plan=plan, rows=plan.num_steps + 1)
 
 
 # -------------------------------------------------------------------------------------------------- loss
@@ -106,7 +98,7 @@ def impala_loss(
     vf_coef: float,
     ent_coef: float,
 ) -> Loss:
-    distribution, value, _ = agent.unroll(published, chunk.obs)
+    distribution, value, _ = agent.unroll(published, chunk.obs, chunk.first_state.values, chunk.episode_start)
     valid = (chunk.valid & mask)[:-1]
     logprob = distribution.log_prob(chunk.action)[:-1]
     target, advantage = vtrace(
@@ -131,16 +123,11 @@ def impala_loss(
 
 
 def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
-    parts = plan.learners * args.num_minibatches
-    check_divides(
-        "--local-num-envs",
-        args.local_num_envs,
-        parts,
-        f"over {plan.learners} learners and --num-minibatches {args.num_minibatches}",
-    )
+    check_whole_environments(plan)
     agent = make_agent(args, env)
     return Algorithm(
         init=agent.init,
+        initial_state=agent.initial_state,
         act=partial(act, agent),
         play=partial(play, agent),
         prepare=partial(prepare, normalize_rewards=args.normalize_rewards),
@@ -158,7 +145,6 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
         ),
         learning_rate=linear_schedule(args, plan),
         epochs=1,
-        initial_state=agent.initial_state,
         resolved={"network": resolve_network(args, env)},
     )
 

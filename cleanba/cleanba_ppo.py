@@ -23,7 +23,7 @@ what is logged are the engine's; they cannot be changed from here.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,8 @@ import optax
 from jax import Array
 
 from cleanba.agents.agent import Agent, act, play
-from cleanba.agents.algorithm import Algorithm, Loss, Published, Rollout, Slots, linear_schedule
+from cleanba.agents.algorithm import Algorithm, Loss, PerEnv, Published, Rollout, Slots, linear_schedule
+from cleanba.agents.minibatches import check_whole_environments, whole_environments
 from cleanba.agents.networks import make_agent, resolve_network
 from cleanba.agents.normalization import discount_of_returns, next_statistics
 from cleanba.agents.returns import gae
@@ -62,6 +63,10 @@ class Args(RunArgs):
     target_kl: Annotated[float | None, POSITIVE] = None
     """skip the remaining epochs of an update once the mean KL divergence of an epoch exceeds this"""
 
+    @property
+    def sequence_length(self) -> int:
+        return self.num_steps if self.recurrent else 1  # a memory needs whole sequences
+
 
 # --------------------------------------------------------------------------- from a rollout to minibatches
 
@@ -75,6 +80,8 @@ class Batch(NamedTuple):
     advantage: Array  # f32  [T, N]
     target: Array  #    f32  [T, N], for the value
     valid: Array  #     bool [T, N]
+    episode_start: Any = ()  # bool [T+1, N]; only with a memory
+    first_state: PerEnv = PerEnv(())  # a tree [N, ...]: the memory before the first step
 
 
 def prepare(
@@ -101,7 +108,15 @@ def prepare(
         gae_lambda=gae_lambda,
     )
     target = advantage + rollout.record.value
-    return Batch(rollout.obs, rollout.action, rollout.record.logprob, advantage, target, rollout.valid)
+    batch = Batch(rollout.obs, rollout.action, rollout.record.logprob, advantage, target, rollout.valid)
+    if agent.has_memory:
+        batch = batch._replace(episode_start=rollout.episode_start, first_state=PerEnv(rollout.first_state))
+    return batch
+
+
+def sequences(key: Array, env_id: Array, *, plan: BatchPlan) -> Slots:
+    """The minibatches of a policy with a memory: whole environments, the same ones in every epoch."""
+    return whole_environments(env_id, plan=plan, rows=plan.num_steps)
 
 
 def minibatches(key: Array, env_id: Array, *, plan: BatchPlan) -> Slots:
@@ -149,8 +164,10 @@ def ppo_loss(
     ent_coef: float,
 ) -> Loss:
     """Sums over the valid rows of a chunk, never means: the learner adds them up over chunks and learners,
-    and divides by the global count. A row that is not valid is a reset or padding (see returns.py)."""
-    distribution, value, _ = agent.apply(published, rows.obs)
+    and divides by the global count. A row that is not valid is a reset or padding (see returns.py). Rows are
+    [B], or [T, B] of whole sequences."""
+    look = agent.unroll if mask.ndim == 2 else agent.apply
+    distribution, value, _ = look(published, rows.obs, rows.first_state.values, rows.episode_start)
     valid = rows.valid & mask
     advantage = (rows.advantage - moments.mean) / moments.std
     log_ratio = jnp.where(valid, distribution.log_prob(rows.action) - rows.logprob, 0.0)
@@ -174,10 +191,12 @@ def ppo_loss(
 
 
 def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
-    check_divides(
-        "--num-steps", args.num_steps, args.num_minibatches, f"into --num-minibatches {args.num_minibatches}"
-    )
+    parts = args.num_minibatches
     agent = make_agent(args, env)
+    if agent.has_memory:
+        check_whole_environments(plan)
+    else:
+        check_divides("--num-steps", args.num_steps, parts, f"into --num-minibatches {parts}")
     target_kl = args.target_kl
     return Algorithm(
         init=agent.init,
@@ -190,7 +209,7 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
             gae_lambda=args.gae_lambda,
             normalize_rewards=args.normalize_rewards,
         ),
-        minibatches=partial(minibatches, plan=plan),
+        minibatches=partial(sequences if agent.has_memory else minibatches, plan=plan),
         statistics=partial(advantage_moments, normalize=args.norm_adv),
         loss=partial(
             ppo_loss,

@@ -18,6 +18,10 @@ class Agent(NamedTuple):
         ..., tuple[Distribution, Array, State]
     ]  # the same over [T, B], from the state [B] before
 
+    @property
+    def has_memory(self) -> bool:
+        return bool(jax.tree.leaves(jax.eval_shape(lambda: self.initial_state(1))))
+
 
 def memoryless(
     init: Callable[[Array], Params], apply: Callable[[Params, Any], tuple[Distribution, Array]]
@@ -28,12 +32,20 @@ def memoryless(
         return *apply(published.params, obs), state
 
     def unroll(published: Published, obs: Any, state: State = (), episode_start: Any = None) -> Any:
-        steps, rows = jax.tree.leaves(obs)[0].shape[:2]
-        flat = jax.tree.map(lambda x: x.reshape(steps * rows, *x.shape[2:]), obs)
-        answer = apply(published.params, flat)
-        return *jax.tree.map(lambda x: x.reshape(steps, rows, *x.shape[1:]), answer), state
+        answer = apply(published.params, flat_rows(obs))
+        return *by_time(answer, len(jax.tree.leaves(obs)[0])), state
 
     return Agent(lambda key: Published(init(key)), lambda envs: (), apply_rows, unroll)
+
+
+def flat_rows(tree: Any) -> Any:
+    """[T, B, ...] as [T * B, ...]."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+
+
+def by_time(tree: Any, steps: int) -> Any:
+    """[T * B, ...] as [T, B, ...]."""
+    return jax.tree.map(lambda x: x.reshape(steps, -1, *x.shape[1:]), tree)
 
 
 class ActorCriticRecord(NamedTuple):

@@ -12,9 +12,10 @@ from flax.linen.initializers import lecun_normal, orthogonal
 from jax import Array
 
 from cleanba.agents.agent import Agent, memoryless
-from cleanba.agents.distributions import Categorical, DiagonalGaussian, Distribution, MultiCategorical
+from cleanba.agents.distributions import Categorical, DiagonalGaussian, MultiCategorical
 from cleanba.agents.layers import convolve, max_pool
 from cleanba.agents.normalization import with_statistics
+from cleanba.agents.recurrent import Core, empty_memory, recurrent
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
 from cleanba.envs.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec
@@ -41,7 +42,7 @@ class Conv(nn.Module):
 
 
 class Impala(nn.Module):
-    """The residual network of Espeholt et al. 2018, fig. 3, without the LSTM."""
+    """The residual network of Espeholt et al. 2018, fig. 3; its LSTM is `--recurrent lstm`."""
 
     channels: tuple[int, ...]
     dtype: jnp.dtype
@@ -81,7 +82,9 @@ class Nature(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """obs [B, ...] -> distribution over actions, value [B]; the torsos are shared."""
+    """obs [B, ...] -> distribution over actions, value [B]; the torsos are shared. With a core, rows are
+    those of sequences; its memory is between the dense layers and the heads. The value's own dense layers, if
+    it has any, are then behind the memory."""
 
     torso: nn.Module | None  # for a single image
     torsos: Mapping[str, nn.Module]  # for the images in a dict of observations
@@ -91,18 +94,22 @@ class ActorCritic(nn.Module):
     action: ActionSpec
     dtype: jnp.dtype
     in_parts: bool  # apply a torso to a few rows at a time
+    core: Core | None = None
 
     @nn.compact
-    def __call__(self, obs: Any) -> tuple[Distribution, Array]:
+    def __call__(self, obs: Any, state: Any = (), episode_start: Any = None) -> tuple[Any, Array, Any]:
         features = self._features(obs)
         x = self._dense(features)
+        if self.core is not None:
+            x, state = self.core(x, state, episode_start)
+            features = x
         policy = self._distribution(x)
         if isinstance(obs, Mapping) and ACTION_MASK in obs:
             policy = policy.masked(obs[ACTION_MASK] != 0)
         if self.separate_critic:
             x = self._dense(features)
         value = nn.Dense(1, kernel_init=orthogonal(1.0))(x)
-        return policy, value[:, 0]
+        return policy, value[:, 0], state
 
     def _features(self, obs: Any) -> Array:
         """[B, ...] -> [B, F]. In a dict, images and vectors go their own ways and meet here."""
@@ -197,12 +204,21 @@ def make_agent(args: RunArgs, env: EnvSpec) -> Agent:
         action=env.action,
         dtype=dtype,
         in_parts=not on_accelerator(),
+        core=Core(args.recurrent, args.recurrent_width, dtype) if args.recurrent else None,
     )
 
-    def init(key: Array) -> Any:
-        return network.init(key, jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), env.obs))
+    def initial_state(envs: int) -> Any:
+        return empty_memory(args.recurrent, args.recurrent_width, envs) if args.recurrent else ()
 
-    return with_statistics(memoryless(init, network.apply), args, env)
+    def init(key: Array) -> Any:
+        obs = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), env.obs)
+        return network.init(key, obs, initial_state(1), jnp.ones((1, 1), bool))
+
+    if args.recurrent:
+        agent = recurrent(init, initial_state, network.apply)
+    else:
+        agent = memoryless(init, lambda params, obs: network.apply(params, obs)[:2])
+    return with_statistics(agent, args, env)
 
 
 def check_network(name: str, env: EnvSpec) -> None:

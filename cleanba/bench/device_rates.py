@@ -29,7 +29,9 @@ class DeviceBench:
         self._learner = Learner(setup.algorithm, setup.plan, setup.mesh, self._keys.minibatches)
         self._state = self._learner.init(self._keys.init)
         with_returns = setup.algorithm.return_discount is not None
-        self._rollout = random_rollout(setup.plan, setup.env, setup.like, with_returns)
+        self._env_states = setup.algorithm.initial_state(setup.plan.envs_per_actor)
+        stateful = bool(jax.tree.leaves(self._env_states))
+        self._rollout = random_rollout(setup.plan, setup.env, setup.like, with_returns, stateful)
         self._env_id = setup.env_id_of_columns(process=0)
 
     def infer(self, seconds: float, repeats: int) -> list[float]:
@@ -48,7 +50,9 @@ class DeviceBench:
 
             def call() -> jax.Array:
                 seen, integers = frame_stack(obs, envs, steps, steps == 0, env_id, steps)
-                return act_here(published, seen, states.rows(envs), integers)[0]
+                packed, state = act_here(published, seen, states.rows(envs), integers)
+                states.write(envs, state, np.ones(rows, np.bool_))
+                return packed
 
             def work() -> int:
                 jax.device_get([call() for _ in range(plan.env_batch // rows)])
@@ -88,14 +92,15 @@ class DeviceBench:
         return time.perf_counter() - start
 
     def _shard(self) -> Rollout:
-        return self._rollout.shard_over_envs(self._setup.mesh, self._setup.learner_devices)
+        states = (self._env_states, self._env_states)
+        return self._rollout.shard_over_envs(self._setup.mesh, self._setup.learner_devices, *states)
 
 
 def random_rollout(
-    plan: BatchPlan, env: EnvSpec, like: Decision, with_returns: bool = False
+    plan: BatchPlan, env: EnvSpec, like: Decision, with_returns: bool = False, stateful: bool = False
 ) -> RolloutBuffer:
     rng = np.random.default_rng(0)
-    buffer = RolloutBuffer(plan, env, like, with_returns=with_returns)
+    buffer = RolloutBuffer(plan, env, like, with_returns=with_returns, stateful=stateful)
     envs, specs = np.arange(plan.envs_per_actor), jax.tree.leaves(env.obs)
     never = np.zeros(len(envs), np.bool_)
     depth = max(spec.stack for spec in specs)
@@ -104,6 +109,8 @@ def random_rollout(
         rows = dict(obs=[spec.random(rng, len(envs), only_new=True) for spec in specs])
         if depth > 1:
             rows |= dict(since_reset=[np.full_like(envs, depth - 1)])
+        if stateful:
+            rows |= dict(episode_start=[rng.random(len(envs)) < 0.01])
         buffer.write(np.full_like(envs, t), envs, **rows)
     for t in range(plan.num_steps):
         buffer.write(

@@ -64,6 +64,9 @@ class Environment:
     atari_preset: Literal["machado", "impala"] = "machado"
     """Atari settings: machado (sticky actions, all 18 actions, whole games) or impala (no sticky actions,
     minimal action set, a lost life ends an episode); other environments ignore it"""
+    frame_stack: Annotated[int | None, Range(1, 16)] = None
+    """frames in an observation of Atari and others that stack them, 1 for a policy with a memory; default:
+    that of the preset"""
     local_num_envs: Annotated[int, POSITIVE, CAN_CHANGE] = 64
     """environments per actor thread"""
     num_steps: Annotated[int, POSITIVE] = 128
@@ -92,8 +95,9 @@ class Hardware:
     """environments per call of the policy; default: all of a thread if stepped in sync, half of them if async
     (or a third, or all, whichever divides them). Can change the last bits"""
     gradient_chunk: Annotated[int, CHUNK_FLAGS, POSITIVE, CAN_CHANGE] = 256
-    """maximum rows per learner device in one gradient computation; an optimizer step sums its chunks. Bounds
-    memory; can change the last bits"""
+    """maximum rows per learner device in one gradient computation, but at least one whole sequence of IMPALA
+    or of a policy with a memory; an optimizer step sums its chunks. Bounds memory; can change the last
+    bits"""
     gradient_accumulation_steps: Annotated[int | None, CHUNK_FLAGS, POSITIVE, CAN_CHANGE] = None
     """number of chunks per minibatch, instead of a maximum size"""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -128,6 +132,12 @@ class Network:
     """of the dense layers; auto: relu with images, tanh otherwise"""
     separate_critic: bool = False
     """give the value dense layers of its own, instead of sharing those of the policy"""
+    recurrent: Literal["lstm", "gru"] | None = None
+    """give the policy a memory, between the dense layers and the heads; default: none"""
+    recurrent_width: Annotated[int, POSITIVE] = 256
+    """numbers that the memory holds"""
+    last_action_reward: bool = False
+    """let the policy also see its last action and the reward for it, zeros at the start of an episode"""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ ATARI_COMMON = dict(
     stack_num=4,  # Mnih et al. 2015
 )
 
+FRAME_STACKS = [dict(stack_num=frames) for frames in range(1, 17)]  # what --frame-stack can give
 
 ATARI_PRESETS: dict[str, dict[str, Any]] = {
     "machado": dict(

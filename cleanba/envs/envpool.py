@@ -93,9 +93,13 @@ class Envs:
 
 def env_spec(args: RunArgs) -> EnvSpec:
     """With the Atari preset for Atari games, and the user's options over it."""
-    preset = ATARI_PRESETS[args.atari_preset]
-    is_atari = preset.keys() <= default_options(args.env_id).keys()
-    return describe(args.env_id, (preset if is_atari else {}) | parse_options(args.env_options))
+    preset, known = ATARI_PRESETS[args.atari_preset], default_options(args.env_id)
+    options = dict(preset) if preset.keys() <= known.keys() else {}
+    if args.frame_stack is not None:
+        if "stack_num" not in known:
+            raise UsageError(f"--frame-stack: {args.env_id} stacks no frames; leave it out")
+        options["stack_num"] = args.frame_stack
+    return describe(args.env_id, options | parse_options(args.env_options))
 
 
 def describe(env_id: str, options: dict[str, Any]) -> EnvSpec:

@@ -8,6 +8,7 @@ from typing import Any
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
 from cleanba.envs import gymnasium_envs
+from cleanba.envs.last_action import LastActionReward, has_last_action, with_last_action
 from cleanba.envs.spec import EnvSpec, VectorEnv
 from cleanba.runtime.machine import available_cores, free_cores
 
@@ -49,7 +50,8 @@ def backend_of(env_id: str) -> str:
 
 def env_spec(args: RunArgs) -> EnvSpec:
     name = backend_of(args.env_id) if args.env_backend == "auto" else args.env_backend
-    return backend(name).env_spec(args)
+    env = backend(name).env_spec(args)
+    return with_last_action(env) if args.last_action_reward else env
 
 
 def describe_default(name: str, env_id: str) -> EnvSpec:
@@ -59,7 +61,8 @@ def describe_default(name: str, env_id: str) -> EnvSpec:
 
 def describe(env: EnvSpec) -> EnvSpec:
     """What the same environment is here; a model may come from another machine or version."""
-    return backend(env.backend).describe(env.env_id, env.options)
+    found = backend(env.backend).describe(env.env_id, env.options)
+    return with_last_action(found) if has_last_action(env) and not has_last_action(found) else found
 
 
 def make_envs(
@@ -72,7 +75,8 @@ def make_envs(
     rendered: bool = False,
 ) -> VectorEnv:
     options = dict(batch=batch, background=background, rendered=rendered)
-    return backend(env.backend).Envs(env, seeds, threads, **options)
+    envs = backend(env.backend).Envs(env, seeds, threads, **options)
+    return LastActionReward(envs, env, len(seeds)) if has_last_action(env) else envs
 
 
 def env_threads(args: RunArgs, actors: int, *, background: bool) -> int:

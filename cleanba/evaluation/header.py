@@ -11,7 +11,7 @@ import jax
 
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import with_tuples
-from cleanba.envs.atari import ATARI_PRESETS
+from cleanba.envs.atari import ATARI_PRESETS, FRAME_STACKS
 from cleanba.envs.factory import BACKENDS, NAMES
 from cleanba.envs.spec import ActionSpec, ArraySpec, EnvSpec, env_from_json
 from cleanba.runtime.messages import printable
@@ -111,7 +111,7 @@ def check_module(path: Path, env: EnvSpec, given: str | None) -> None:
 
 def check_options(path: Path, env: EnvSpec, given: dict[str, Any]) -> None:
     """Options are for a library in C++: only values that a preset has, or the user has named, reach it."""
-    presets = [*ATARI_PRESETS.values(), given]
+    presets = [*ATARI_PRESETS.values(), *FRAME_STACKS, given]
     unknown = {}
     for name, value in env.options.items():
         known = [preset[name] for preset in presets if name in preset]

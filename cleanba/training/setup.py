@@ -74,16 +74,18 @@ def make_setup(
     topology, plan, env = lay_out(args, processes)
     algorithm = make_algorithm(args, env, plan)
     check_devices_exist(topology)
+    check_used(args, algorithm)
     like = checked_decision(algorithm, env)
-    check_normalization(args, algorithm)
     name = name_of(make_algorithm)
     return Setup(args, topology, plan, env, algorithm, name, like, start or StartPoint(args))
 
 
-def check_normalization(args: RunArgs, algorithm: Algorithm) -> None:
+def check_used(args: RunArgs, algorithm: Algorithm) -> None:
     """An algorithm of the user's own may not know these flags."""
     unused = {"--normalize-observations": args.normalize_observations and algorithm.next_extra is None}
     unused |= {"--normalize-rewards": args.normalize_rewards and algorithm.return_discount is None}
+    has_memory = jax.tree.leaves(jax.eval_shape(lambda: algorithm.initial_state(1)))
+    unused |= {"--recurrent": args.recurrent is not None and not has_memory}
     for name in (name for name, is_unused in unused.items() if is_unused):
         raise UsageError(f"{name} has no effect in this algorithm; leave it out")
 

@@ -81,7 +81,9 @@ def test_what_is_prepared_from_a_rollout():
         truncated=column(0, 0, dtype=bool),
         valid=column(1, 1, dtype=bool),
     )
-    batch = prepare(Published(np.float32(10)), rollout, agent=policy, gamma=0.5, gae_lambda=1.0)
+    batch = prepare(
+        Published(np.float32(10)), rollout, agent=policy, gamma=0.5, gae_lambda=1.0, normalize_rewards=False
+    )
     # V(obs[2]) = 30 by the learner's params; row 1: 2 + 15 - 6 = 11; row 0: 1 + 3 - 4 + 0.5 * 11 = 5.5
     np.testing.assert_allclose(batch.advantage, column(5.5, 11.0))
     np.testing.assert_allclose(batch.target, column(9.5, 17.0))

@@ -8,7 +8,7 @@ from helpers.runs import REPO
 NAMED_TEST = re.compile(r"\[`(test_\w+)`\]\(([^)]+)\)")
 LINK = re.compile(r"\]\((?!\w+:)([^)#]*)(?:#([\w-]+))?\)")
 SCRIPT = re.compile(r"\b(?:cleanba|cleanrl_utils|benchmarks|tests)/[\w/]+\.py\b")
-DOCS = [f"docs/{name}.md" for name in ("environments", "glossary", "reproducibility")]
+DOCS = [f"docs/{name}.md" for name in ("environments", "glossary", "networks", "reproducibility")]
 PAGES = ["README.md", "SECURITY.md", *DOCS, "benchmarks/RESULTS.md"]
 
 

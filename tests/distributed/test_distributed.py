@@ -33,6 +33,8 @@ def make_algorithm(*inputs):
 run_command(algorithm.Args(), make_algorithm, description="", argv=flags)
 """
 
+LSTM = dict(recurrent="lstm", recurrent_width=16, last_action_reward=True)
+
 
 def as_flags(options):
     for name, value in options.items():
@@ -43,6 +45,7 @@ def as_flags(options):
             yield from [f"--{dashed}", *map(str, value if isinstance(value, tuple) else [value])]
 
 
+@pytest.mark.parametrize("memory", [{}, pytest.param(LSTM, marks=pytest.mark.slow)], ids=["", "lstm"])
 @pytest.mark.parametrize(
     ("which", "processes", "learners"),
     [
@@ -54,10 +57,10 @@ def as_flags(options):
         pytest.param("ppo", 3, (1, 2), id="ppo-a0-l1,2-d3", marks=pytest.mark.slow),
     ],
 )
-def test_more_processes_give_the_same_run(run, start, tmp_path, which, processes, learners):
+def test_more_processes_give_the_same_run(run, start, tmp_path, which, processes, learners, memory):
     """24 environments: all in one process, 12 in each of two, or 8 in each of three. IMPALA has lag 1."""
     sizes = dict(num_steps=16, num_minibatches=2, inference_batch=2, hiddens=(16,), num_actor_threads=1)
-    same = sizes | dict(env_id="CartPole-v1", total_timesteps=5 * 16 * 24)
+    same = sizes | memory | dict(env_id="CartPole-v1", total_timesteps=5 * 16 * 24)
     alone = ALGORITHMS[which] | same | dict(local_num_envs=24)
     reference, reference_rows = run(sgd(which), **alone)
     unmoved, _ = run(sgd(which, scale=0.0), **alone)

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from helpers.models import as_type, edited, make_model, rewrite
 
+from cleanba.cleanba_ppo import Args
 from cleanba.config.errors import UsageError
 from cleanba.envs.atari import ATARI_PRESETS
+from cleanba.envs.factory import env_spec
 from cleanba.evaluation import model as model_file
 from cleanba.evaluation.evaluate import evaluate
+from cleanba.evaluation.header import check_options
 from cleanba.evaluation.model import load_model, load_published, save_model
 
 
@@ -117,6 +120,13 @@ def test_options_that_the_user_names_are_allowed_and_go_over_the_models(path):
         assert model.env.options == options
         lengths = [episode.length for episode in evaluate(model, episodes=2, seed=1).episodes]
         assert max(lengths) <= steps
+
+
+def test_what_frame_stack_can_give_is_allowed(path):
+    env = env_spec(Args(env_id="Pong-v5", frame_stack=1))
+    check_options(path, env, {})
+    with pytest.raises(UsageError, match="stack_num"):
+        check_options(path, env._replace(options={"stack_num": 1000}), {})
 
 
 @pytest.mark.usefixtures("nothing_is_built")

@@ -1,9 +1,10 @@
-"""Small environments in pure Python whose best return is known."""
+"""Small environments, most in pure Python, whose best return is known."""
 
 from types import SimpleNamespace
 
 import numpy as np
 
+from cleanba.envs.envpool import Envs
 from cleanba.envs.factory import BACKENDS
 from cleanba.envs.spec import ACTION_MASK, ActionSpec, ArraySpec, EnvSpec, EnvStep
 
@@ -13,6 +14,8 @@ FLOATS = np.dtype(np.float32)
 
 class PythonEnvs:
     """A `VectorEnv` of environments that are received in the order in which they were sent, in batches."""
+
+    CUES_CHANGE = True  # with each step, not only with each episode
 
     def __init__(self, env, seeds, threads, *, batch=None, background=False, rendered=False):
         self.batch = batch or len(seeds)
@@ -30,7 +33,8 @@ class PythonEnvs:
             is_reset = self.steps[e] == LENGTH  # its action is ignored
             self.reward[e] = 0.0 if is_reset else self.score(e, a)
             self.steps[e] = 0 if is_reset else self.steps[e] + 1
-            self.cues[e] = self.cue(self.rngs[e])
+            if is_reset or self.CUES_CHANGE:
+                self.cues[e] = self.cue(self.rngs[e])
         self.sent += env.tolist()
 
     def receive(self):
@@ -90,6 +94,39 @@ class NothingAllowed(LargestAllowed):
     def observe(self, env):
         obs = super().observe(env)
         return obs | {ACTION_MASK: obs[ACTION_MASK] & (self.steps[env] < 3)[:, None]}
+
+
+class TMaze(PythonEnvs):
+    """A corridor with a fork at its end. The first observation shows on which side the point is, the others
+    only whether this is the fork. Without a memory the side is a guess."""
+
+    SPEC = EnvSpec("python", "TMaze", {}, ArraySpec((2,), FLOATS), ActionSpec("discrete", n=2))
+    CUES_CHANGE = False
+
+    def cue(self, rng):
+        return rng.integers(2)
+
+    def score(self, e, action):
+        return self.steps[e] == LENGTH - 1 and action == self.cues[e]
+
+    def observe(self, env):
+        cue = np.where(self.steps[env] == 0, 2 * self.cues[env] - 1, 0)
+        return np.stack([cue, self.steps[env] == LENGTH - 1], axis=1).astype(FLOATS)
+
+    def receive(self):
+        """The fork is the end, no matter of time."""
+        step = super().receive()
+        return step._replace(terminated=step.truncated, truncated=step.terminated)
+
+
+class PositionsOnly(Envs):
+    """CartPole whose velocities are out of sight."""
+
+    SPEC = EnvSpec("python", "CartPole-v1", {}, ArraySpec((2,), FLOATS), ActionSpec("discrete", n=2))
+
+    def receive(self):
+        step = super().receive()
+        return step._replace(obs=step.obs[:, [0, 2]])
 
 
 def use_python_envs(monkeypatch, envs):
