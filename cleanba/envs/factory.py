@@ -12,9 +12,10 @@ from cleanba.envs.last_action import LastActionReward, has_last_action, with_las
 from cleanba.envs.spec import EnvSpec, VectorEnv
 from cleanba.runtime.machine import available_cores, free_cores
 
-# Modules with env_spec, describe, default_options, list_envs and Envs; the first that has an id is taken.
+# Modules with env_spec, describe, default_options, list_envs and Envs.
 BACKENDS: dict[str, Any] = {}
-NAMES = {"envpool": "EnvPool", "gymnasium": "Gymnasium"}  # also of those that are not installed
+# Also of those that are not installed. The first that has an id is taken.
+NAMES = {"envpool": "EnvPool", "gymnasium": "Gymnasium"}
 
 if find_spec("envpool"):  # it has no wheels for every system
     from cleanba.envs import envpool
@@ -36,14 +37,14 @@ def backend_of(env_id: str) -> str:
     convention; and who has registered a class or function under an id means that one."""
     if ":" in env_id or gymnasium_envs.is_own(env_id):
         return "gymnasium"
-    known = {name: module.list_envs() for name, module in BACKENDS.items()}
+    known = {name: BACKENDS[name].list_envs() for name in NAMES if name in BACKENDS}
     for name, ids in known.items():
         if env_id in ids:
             return name
     lower = {known_id.lower(): known_id for ids in known.values() for known_id in ids}
     near = [lower[x] for x in difflib.get_close_matches(env_id.lower(), lower, n=3, cutoff=0.6)]
     hint = f"did you mean {', '.join(near)}?" if near else "`cleanba envs` lists all; your own is module:Id"
-    installed = " or ".join(NAMES[name] for name in BACKENDS if name in NAMES)
+    installed = " or ".join(shown for name, shown in NAMES.items() if name in BACKENDS)
     article = "an" if installed.startswith("E") else "a"
     raise UsageError(f"--env-id {env_id} is not {article} {installed} environment; {hint}")
 

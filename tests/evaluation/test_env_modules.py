@@ -63,7 +63,7 @@ def test_neither_does_another_backend_or_option_get_it_imported(model_of_cue, tm
         [dict(backend="envpool", env_id=evil), dict(env_id="Cue-v0", options={"entry_point": evil})]
     ):
         model = with_env(model_of_cue, tmp_path / f"{number}.cleanrl_model", **changes)
-        with pytest.raises(UsageError, match="allow it with --env-"):
+        with pytest.raises(UsageError, match="allow (it|them) with --env-"):
             run(Args(str(model)), None)
 
 

@@ -1,5 +1,6 @@
 """A factory from Python: `train(args, make_algorithm, make_env=...)`."""
 
+import gymnasium
 import pytest
 from helpers.equivalence import digests
 from helpers.own_envs import Cue
@@ -18,7 +19,10 @@ def train_with(tmp_path):
         args = cleanba_ppo.Args(**sizes | flags)
         return train(args, cleanba_ppo.make_algorithm, make_env=make_env)
 
-    return train_with
+    before = dict(gymnasium.registry)  # factories stay registered
+    yield train_with
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
 
 
 def test_a_factory_is_the_same_as_a_registered_class(train_with):

@@ -58,8 +58,7 @@ def test_without_a_memory_the_side_is_a_guess(run, monkeypatch, which):
 
 
 def balance(run, monkeypatch, which, **flags):
-    """The mean length of the last 100 episodes, of at most 500 steps. Without normalization the value's large
-    targets saturate the memory, and nothing is learned."""
+    """The mean length of the last 100 episodes, of at most 500 steps."""
     use_python_envs(monkeypatch, PositionsOnly)
     sizes = dict(local_num_envs=16, num_steps=64, num_minibatches=4, total_timesteps=250_000)
     learning = dict(learning_rate=1e-3, hiddens=(64,), recurrent_width=64, ent_coef=0.0)
