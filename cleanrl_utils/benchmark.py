@@ -22,11 +22,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO
 
-import tyro
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from cleanba.config.command_line import parse_command
 from cleanba.config.errors import UsageError
 from cleanba.runtime.machine import visible_gpus
 from cleanba.runtime.messages import background_output, clock, say, without_secrets
@@ -52,7 +52,8 @@ class Args:
     log_dir: Path = Path("runs/benchmark")
     """where each command gets a folder for its logs and .done files; with SLURM, all nodes must see it"""
     slurm_template_path: Path | None = None
-    """submit a job array with this batch script, e.g. cleanba.slurm_template; default: run on this machine"""
+    """submit a job array with this batch script, e.g. cleanba.slurm_template, which comes with Cleanba;
+    default: run on this machine"""
     slurm_nodes: int = 1
     """nodes per run"""
     slurm_ntasks: int = 1
@@ -83,7 +84,7 @@ def check(args: Args) -> None:
     parsed = subprocess.run(["bash", "-nc", text], capture_output=True, text=True)
     if parsed.returncode:
         raise UsageError(f"--command is not valid shell; fix its syntax: {' '.join(parsed.stderr.split())}")
-    template = args.slurm_template_path
+    template = find_template(args.slurm_template_path)
     if template and not template.is_file():
         raise UsageError(f"--slurm-template-path {template} is not a file; give e.g. cleanba.slurm_template")
     for field in fields(args):
@@ -97,6 +98,9 @@ def check(args: Args) -> None:
     cpus, tasks = args.slurm_total_cpus, args.slurm_ntasks
     if cpus is not None and (cpus < 1 or cpus % tasks):
         raise UsageError(f"--slurm-total-cpus {cpus} is not a multiple of --slurm-ntasks {tasks}; give one")
+    if tasks > 1 and "--distributed" not in args.command:
+        alone = f"each of the {tasks} processes of a run trains alone, with the same seed"
+        say(f"warning: {alone}: --command has no --distributed")
 
 
 def _texts(name: str, value: object) -> tuple[str, ...]:
@@ -274,6 +278,12 @@ def share_gpus(workers: int) -> list[str | None]:
 # ------------------------------------------------------------------------------------------ through SLURM
 
 
+def find_template(path: Path | None) -> Path | None:
+    """The file at `path`. If there is no cleanba.slurm_template, it is the one beside this module."""
+    packaged = Path(__file__).with_name("cleanba.slurm_template")
+    return packaged if path and str(path) == packaged.name and not path.exists() else path
+
+
 def batch_script(args: Args, path: Path, runs: list[BenchmarkRun], folder: Path) -> str:
     """The template with its {{names}} filled in; lines whose value was not given are left out."""
     cpus = args.slurm_total_cpus
@@ -314,7 +324,7 @@ def _resolved(folder: Path) -> Path:
 
 def benchmark(args: Args) -> int:
     check(args)
-    command, template = args.command.strip(), args.slurm_template_path
+    command, template = args.command.strip(), find_template(args.slurm_template_path)
     folder = args.log_dir / hashlib.sha256(command.encode()).hexdigest()[:8]
     seeds = range(args.start_seed, args.start_seed + args.num_seeds)
     runs = [BenchmarkRun(folder, command, env_id, seed) for seed in seeds for env_id in args.env_ids]
@@ -352,9 +362,9 @@ def benchmark(args: Args) -> int:
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = tyro.cli(Args, args=argv, prog="python -m cleanrl_utils.benchmark", description=__doc__)
+    prog = "python -m cleanrl_utils.benchmark"
     try:
-        sys.exit(benchmark(args))
+        sys.exit(benchmark(parse_command(Args, argv=argv, prog=prog, description=__doc__ or "")))
     except UsageError as error:
         say(f"error: {error}")
         sys.exit(2)

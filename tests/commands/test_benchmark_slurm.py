@@ -30,7 +30,6 @@ def directives(script):
 
 def test_the_command_of_the_readme_submits_a_job_array():
     make_executable("sbatch", 'printf "%s\\n" "$@" > submitted; echo Submitted batch job 123')
-    Path("cleanba.slurm_template").symlink_to(TEMPLATE)
     command = (
         "poetry run python cleanba/cleanba_ppo_envpool_impala_atari_wrapper_large.py --distributed "
         "--learner-device-ids 1 2 3 --track --save-model --upload-model"
@@ -72,6 +71,15 @@ def test_flags_become_directives():
     ]
     assert given["array"] == "0-3"  # --workers 0: printed, without a limit
     assert directives(slurm_script("--slurm-gpus-per-task", 0)).get("gpus-per-task") is None
+
+
+def test_processes_that_would_train_alone_are_warned_of():
+    flags = ("--env-ids", "A", "--num-seeds", 1, "--workers", 0, "--slurm-ntasks", 2)
+    template = ("--slurm-template-path", "cleanba.slurm_template")
+    _, _, err = main(*flags, "--command", "python train.py", *template)
+    assert "warning: each of the 2 processes of a run trains alone" in err
+    _, _, err = main(*flags, "--command", "python train.py --distributed", *template)
+    assert "warning" not in err
 
 
 @pytest.mark.parametrize("flag", ["partition", "account", "qos", "time"])
@@ -127,6 +135,12 @@ def test_an_error_of_sbatch_is_shown():
     (line,) = err.splitlines()
     assert line.startswith("error: --slurm-template-path: sbatch refused runs/benchmark/")
     assert line.endswith(": sbatch: error: invalid partition Batch job failed")
+
+
+def test_a_template_of_this_name_in_the_working_directory_comes_first():
+    assert slurm_script(template="cleanba.slurm_template") == slurm_script()
+    Path("cleanba.slurm_template").write_text(TEMPLATE.read_text() + "# mine\n")
+    assert slurm_script(template="cleanba.slurm_template") == slurm_script() + "# mine\n"
 
 
 @pytest.mark.parametrize(

@@ -147,8 +147,7 @@ def test_the_benchmark_command_of_the_readme(slurm, tmp_path, env_id, seeds):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/poetry").write_text('#!/bin/sh\nshift\nexec "$@"\n')
     (tmp_path / "bin/poetry").chmod(0o755)
-    for name in ("cleanba", "cleanba.slurm_template"):
-        (tmp_path / name).symlink_to(REPO / name)
+    (tmp_path / "cleanba").symlink_to(REPO / "cleanba")
     training = (
         "poetry run python cleanba/cleanba_ppo_envpool_impala_atari_wrapper_large.py --distributed "
         "--learner-device-ids 1 2 3 --track --save-model --upload-model "
@@ -195,7 +194,6 @@ def test_the_benchmark_command_of_the_readme(slurm, tmp_path, env_id, seeds):
 
 def submit_benchmark(slurm, folder, env_id, command):
     """One run of two processes, through the benchmark and its template; returns the job id and the log."""
-    (folder / "cleanba.slurm_template").symlink_to(REPO / "cleanba.slurm_template")
     benchmark = ["python", "-m", "cleanrl_utils.benchmark", "--env-ids", env_id, "--command", command]
     flags = "--num-seeds 1 --slurm-ntasks 2 --slurm-template-path cleanba.slurm_template"
     env = {"PATH": path_with_python(), "PYTHONPATH": str(REPO), "JAX_NUM_CPU_DEVICES": "1"}

@@ -11,7 +11,7 @@ import pytest
 from cleanrl_utils import benchmark
 from helpers.runs import REPO
 
-TEMPLATE = REPO / "cleanba.slurm_template"
+TEMPLATE = REPO / "cleanrl_utils/cleanba.slurm_template"
 MODULE = [sys.executable, "-m", "cleanrl_utils.benchmark"]
 
 
