@@ -4,7 +4,10 @@
 
 The rivals are Stable-Baselines3 (SB3), with the same networks, and Sample Factory's APPO, with its own image
 encoder. All train on EnvPool's environments with the same sizes, without a GPU: Breakout with 8 environments
-x 32 steps, 4 epochs x 4 minibatches; HalfCheetah with 16 x 128, 10 epochs x 32 minibatches. The runs take
+x 32 steps, 4 epochs x 4 minibatches; HalfCheetah with 16 x 128, 10 epochs x 32 minibatches. The contests
+`gym-…` are on Gymnasium's environments in processes: Cleanba's workers against SB3's SubprocVecEnv in
+training, 16 environments, and both and Gymnasium's AsyncVectorEnv alone, with random actions; Atari needs
+`pip install ale-py` in the environment that runs this. The runs take
 turns, so that a slow minute of the machine affects all of them; only the ratios carry over to other machines.
 Each rival has its own virtual environment, which this script makes on first use. A rate is the median over a
 run's updates, each timed from start to start, rollout included, without start-up and compilation. Rounds
@@ -21,6 +24,8 @@ import time
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
+
+from envs_alone import our_options
 
 REPO = Path(__file__).resolve().parents[1]
 BENCHMARKS = REPO / "benchmarks"
@@ -51,6 +56,8 @@ class Task(NamedTuple):
 
 BREAKOUT = Task("Breakout-v5", num_envs=8, num_steps=32, epochs=4, minibatches=4)
 CHEETAH = Task("HalfCheetah-v4", num_envs=16, num_steps=128, epochs=10, minibatches=32)
+CARTPOLE = Task("CartPole-v1", num_envs=16, num_steps=128, epochs=4, minibatches=4)
+PONG = Task("ale_py:ALE/Pong-v5", num_envs=16, num_steps=32, epochs=4, minibatches=4)
 WARMUP_UPDATES = 2  # of Cleanba: the first compiles, the second may
 # Largest share of the cores that other processes may use; at half, SB3 fell to a tenth, Cleanba to a half.
 QUIET = 0.05
@@ -72,7 +79,12 @@ SB3 = Rival(
     name="SB3",
     venv=REPO / ".venv-sb3",
     worker=BENCHMARKS / "sb3_worker.py",
-    packages=("stable-baselines3==2.9.2", "envpool==1.2.0"),
+    packages=(
+        "stable-baselines3==2.9.2",
+        "envpool==1.2.0",
+        "ale-py==0.12.1",
+        "opencv-python-headless==5.0.0.93",  # of Gymnasium's wrapper that resizes
+    ),
 )
 APPO = Rival(
     name="APPO",
@@ -95,11 +107,22 @@ class Contest(NamedTuple):
     cleanba_flags: list[str]
     target: float  # minimum of Cleanba / rival
     task: Task = BREAKOUT
+    alone: str = ""  # the rival's environments, without training
 
 
 NATURE = ["--network=nature", "--hiddens=512"]
 CONTINUOUS = ["--hiddens", "64", "64", "--separate-critic", "--normalize-observations", "--normalize-rewards"]
+GYMNASIUM = ["--env-backend=gymnasium"]
+PIXELS = [*GYMNASIUM, f"--env-options={json.dumps(our_options(PONG.env_id))}"]
 CONTESTS = {
+    "gym-cartpole-async": Contest(SB3, [], [], target=1.0, task=CARTPOLE, alone="async"),
+    "gym-cartpole-subproc": Contest(SB3, [], [], target=1.0, task=CARTPOLE, alone="subproc"),
+    "gym-cartpole": Contest(
+        SB3, ["--network=mlp", "--subproc"], [*GYMNASIUM, *CONTINUOUS], target=1.0, task=CARTPOLE
+    ),
+    "gym-ale-async": Contest(SB3, [], [], target=1.0, task=PONG, alone="async"),
+    "gym-ale-subproc": Contest(SB3, [], [], target=1.0, task=PONG, alone="subproc"),
+    "gym-ale": Contest(SB3, ["--network=nature", "--subproc"], [*PIXELS, *NATURE], target=1.0, task=PONG),
     "sb3-mlp": Contest(SB3, ["--network=mlp"], CONTINUOUS, target=2.0, task=CHEETAH),
     "sb3-nature": Contest(SB3, ["--network=nature"], NATURE, target=1.15),
     # torch's convolution gradients are twice as fast as XLA's on CPUs
@@ -177,8 +200,19 @@ def run_cleanba(task: Task, flags: list[str], updates: int) -> dict:
     }
 
 
+def run_alone(python: Path | str, envs: str, task: Task, seconds: float) -> dict:
+    flags = [f"--env-id={task.env_id}", f"--num-envs={task.num_envs}", f"--seconds={seconds}"]
+    output, others = run([python, BENCHMARKS / "envs_alone.py", envs, *flags])
+    rate = json.loads(output.splitlines()[-1])[envs]
+    return {"steps_per_second": rate, "updates": 0, "others": others}
+
+
 def play_round(contest: Contest, seconds: float) -> dict[str, dict]:
     """The rival, then Cleanba for about as long."""
+    if contest.alone:
+        rival = run_alone(contest.rival.python, contest.alone, contest.task, seconds)
+        ours = run_alone(sys.executable, "workers", contest.task, seconds)
+        return {contest.rival.name: rival, "Cleanba": ours}
     rival = run_rival(contest, seconds)
     expected = rival["steps_per_second"] * contest.target
     updates = max(3, round(seconds * expected / contest.task.steps_per_update))
@@ -194,7 +228,7 @@ def report(contest: str, results: dict[str, dict]) -> None:
     for name, result in results.items():
         warning = "" if result["others"] <= QUIET else f"  (others used {result['others']:.0%} of the cores)"
         rate, updates = result["steps_per_second"], result["updates"]
-        print(f"{contest:12}{name:9}{rate:8.1f} steps/s over {updates} updates{warning}", flush=True)
+        print(f"{contest:21}{name:9}{rate:8.1f} steps/s over {updates} updates{warning}", flush=True)
 
 
 def summary(contest: str, rounds: list[dict[str, dict]]) -> dict:
@@ -233,9 +267,9 @@ def main() -> None:
             report(name, rounds[name][-1])
 
     table = [summary(name, rounds[name]) for name in args.contests]
-    print(f"\nsteps/s, median\n{'':12}{'rival':>8}{'Cleanba':>9}{'ratio':>7}{'target':>8}  quiet rounds")
+    print(f"\nsteps/s, median\n{'':21}{'rival':>8}{'Cleanba':>9}{'ratio':>7}{'target':>8}  quiet rounds")
     for row in table:
-        print("{contest:12}{rival:8.1f}{cleanba:9.1f}{ratio:7.2f}{target:8}".format(**row), end="")
+        print("{contest:21}{rival:8.1f}{cleanba:9.1f}{ratio:7.2f}{target:8}".format(**row), end="")
         print(f"  {row['quiet']} of {args.repeats}{'' if row['quiet'] else ': do not trust this row'}")
     if args.out:
         results = {"cores": args.cores, "results": table, "rounds": rounds}

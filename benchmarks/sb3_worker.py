@@ -1,4 +1,5 @@
-"""Time Stable-Baselines3's PPO on EnvPool's environments. against_others.py runs this inside `.venv-sb3`.
+"""Time Stable-Baselines3's PPO on EnvPool's environments, or on Gymnasium's in its SubprocVecEnv.
+against_others.py runs this inside `.venv-sb3`.
 
 The last line of the output is a JSON object with the median rate over the iterations and the overall rate.
 """
@@ -6,6 +7,7 @@ The last line of the output is a JSON object with the median rate over the itera
 import argparse
 import json
 import time
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
@@ -14,11 +16,12 @@ import stable_baselines3
 import torch
 import torch.nn.functional as F
 from atari import ATARI, add_sizes
+from envs_alone import make_env
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 from torch import nn
 
 
@@ -126,11 +129,15 @@ class IterationClock(BaseCallback):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", choices=POLICY_KWARGS, required=True)
+    parser.add_argument("--subproc", action="store_true", help="a process for each Gymnasium environment")
     add_sizes(parser)
     args = parser.parse_args()
 
     steps = args.num_envs * args.num_steps
-    envs: VecEnv = EnvPoolVecEnv(args.env_id, args.num_envs, args.seed)
+    if args.subproc:
+        envs: VecEnv = SubprocVecEnv([partial(make_env, args.env_id)] * args.num_envs, "fork")
+    else:
+        envs = EnvPoolVecEnv(args.env_id, args.num_envs, args.seed)
     is_mlp = args.network == "mlp"
     model = PPO(
         "MlpPolicy" if is_mlp else "CnnPolicy",

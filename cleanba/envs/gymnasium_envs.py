@@ -3,6 +3,7 @@
 import copy
 import difflib
 import functools
+import inspect
 import json
 import sys
 import traceback
@@ -13,16 +14,21 @@ from typing import Any
 import cloudpickle
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
 
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
-from cleanba.envs.gymnasium_make import Recipe, find_spec, make_env
+from cleanba.envs.gymnasium_make import VECTOR, Recipe, find_spec, make_env, make_vector_env
 from cleanba.envs.shared_rows import OBS, layout, with_bool_mask
 from cleanba.envs.spaces import action_spec, obs_specs, parse_options
 from cleanba.envs.spec import ArraySpec, EnvSpec, EnvStep
+from cleanba.envs.worker import to_action
 from cleanba.envs.worker_job import Job
 from cleanba.envs.workers import Workers
 from cleanba.envs.wrappers import OPTIONS
+
+OWN = "own/"  # before the name of what `cleanba.train` got as make_env
+ENTRY_POINTS = ("entry_point", "vector_entry_point")  # of what Gymnasium has registered
 
 
 class Envs:
@@ -40,10 +46,13 @@ class Envs:
     ):
         self.batch = batch or len(seeds)
         self._env, self._all = env, len(seeds)
-        workers = min(threads, len(seeds))
-        recipe = _pickled(env.env_id, Recipe(_spec(env.env_id), env.options, rendered))
+        recipe = Recipe(_spec(env.env_id), env.options, rendered)
+        # Vector environments step all at once: one for each batch that is received.
+        workers = len(seeds) // self.batch if recipe.is_vector else min(threads, len(seeds))
         fields, eager = layout(env, len(seeds), workers), self.batch < len(seeds)
-        self._workers = Workers(env.env_id, Job(recipe, list(seeds), workers, fields, eager, background))
+        pickled = _pickled(env.env_id, recipe)
+        job = Job(pickled, list(seeds), workers, fields, eager, background, recipe.is_vector)
+        self._workers = Workers(env.env_id, job)
         self._rows = self._workers.rows
         self._ready: list[int] = []
 
@@ -91,7 +100,8 @@ class Envs:
 
 
 def env_spec(args: RunArgs) -> EnvSpec:
-    return describe(args.env_id, parse_options(args.env_options))
+    options = {} if args.frame_stack is None else {"frame_stack": args.frame_stack}
+    return describe(args.env_id, options | parse_options(args.env_options))
 
 
 def describe(env_id: str, options: dict[str, Any]) -> EnvSpec:
@@ -108,9 +118,20 @@ def describe(env_id: str, options: dict[str, Any]) -> EnvSpec:
 
 
 def default_options(env_id: str) -> dict[str, Any]:
-    """What can be given as --env-options: our own, and what the environment is registered with. It may take
-    more."""
-    return OPTIONS | _spec(env_id).kwargs
+    """What can be given as --env-options: our own, what the environment is registered with, and what its
+    entry point shows. It may take more."""
+    spec = _spec(env_id)
+    registered = {"max_episode_steps": spec.max_episode_steps} if spec.max_episode_steps else {}
+    return OPTIONS | registered | _signature_defaults(spec) | spec.kwargs
+
+
+def _signature_defaults(spec: Any) -> dict[str, Any]:
+    try:
+        make = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
+        parameters = inspect.signature(make).parameters.values()
+    except Exception:  # no signature, as in C, or a package that is missing
+        return {}
+    return {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "render_mode"}
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -119,7 +140,9 @@ def check_options(options: dict[str, Any]) -> None:
         default = OPTIONS.get(name, value)
         kinds = (int, float) if isinstance(default, float) else type(default)
         fits = isinstance(value, kinds) and isinstance(value, bool) == isinstance(default, bool)
-        if name == "resize":
+        if name == "vectorization_mode":
+            fits, default = value in (default, VECTOR), VECTOR
+        elif name == "resize":
             fits = fits and len(value) in (0, 2) and all(type(x) is int and 0 < x <= 4096 for x in value)
             default = [84, 84]
         elif name in OPTIONS and not isinstance(default, bool):
@@ -134,7 +157,19 @@ def list_envs() -> list[str]:
 
 def is_own(env_id: str) -> bool:
     """Packages register their environments by name, not by class or function."""
-    return env_id in gymnasium.registry and callable(gymnasium.registry[env_id].entry_point)
+    if env_id not in gymnasium.registry:
+        return False
+    return any(callable(getattr(gymnasium.registry[env_id], name)) for name in ENTRY_POINTS)
+
+
+def factory_of(env_id: str) -> str:
+    """The name of the class or function that is all there is to an id: neither options nor a time limit were
+    registered with it. Else an empty text."""
+    spec = gymnasium.registry[env_id]
+    if spec.kwargs or spec.max_episode_steps or not callable(spec.entry_point):
+        return ""
+    name = str(getattr(spec.entry_point, "__name__", ""))
+    return name if name.isidentifier() else "…"
 
 
 def register(env_id: str, make: Callable[..., gymnasium.Env]) -> None:
@@ -146,67 +181,99 @@ def register(env_id: str, make: Callable[..., gymnasium.Env]) -> None:
         raise UsageError(f"--env-id {env_id} is no name for an environment: {error}") from error
 
 
+def make_one(env_id: str, options: dict[str, Any]) -> gymnasium.Env:
+    """In this process, as the workers have it: it takes actions as a policy gives them."""
+    return PolicyActions(make_env(Recipe(_spec(env_id), options)))
+
+
+class PolicyActions(gymnasium.ActionWrapper):
+    def action(self, action: Any) -> Any:
+        return to_action(self.env.action_space, np.asarray(action))
+
+
 def _spec(env_id: str) -> Any:
     try:
         return find_spec(env_id)
     except LookupError as unknown:
+        module = env_id.rpartition(":")[0]
         near = difflib.get_close_matches(str(unknown.args[0]), gymnasium.registry, n=3, cutoff=0.6)
-        hint = f"did you mean {', '.join(near)}? " if near else ""
-        hint += "one of your own needs the module that registers it: --env-id module:Id"
+        named = [f"{module}:{x}" if module else x for x in near]
+        hint = f"did you mean {', '.join(named)}? " if near else ""
+        if env_id.startswith(OWN):
+            hint = "it was the make_env of a training in Python: give cleanba.evaluate the same, or an id: "
+        elif not module:
+            hint += "one of your own needs the module that registers it: "
+        hint = hint.strip() if module else f"{hint}--env-id module:Id"
+        hint = hint or f"{module} was imported, and registers no such id"
         raise UsageError(f"--env-id {env_id} is not registered with Gymnasium; {hint}") from None
 
 
 def _spaces(env_id: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """Of observations and of actions."""
-    spec = _spec(env_id)
-    key = (id(spec), json.dumps(options, sort_keys=True))
+    spec, key = _spec(env_id), _space_key(env_id, options)
     if key not in _known_spaces:
         _known_spaces[key] = (spec, *_spaces_of_new(env_id, Recipe(spec, options)))
-    return _known_spaces[key][1:]
+    return _known_spaces[key][1:3]
+
+
+def render_fps(env: EnvSpec) -> float | None:
+    """How many of our steps are a second, if the environment says so in its metadata."""
+    _spaces(env.env_id, env.options)
+    fps = _known_spaces[_space_key(env.env_id, env.options)][3]
+    if isinstance(fps, int | float) and 0 < fps <= 1000:
+        return fps / env.options.get("action_repeat", 1)
+    return None
+
+
+def _space_key(env_id: str, options: dict[str, Any]) -> tuple[int, str]:
+    return id(_spec(env_id)), json.dumps(options, sort_keys=True)
 
 
 # By identity of Gymnasium's spec, which is kept: another may be registered under the same id.
-_known_spaces: dict[tuple[int, str], tuple[Any, Any, Any]] = {}
+_known_spaces: dict[tuple[int, str], tuple[Any, ...]] = {}
 
 
-def _spaces_of_new(env_id: str, recipe: Recipe) -> tuple[Any, Any]:
+def _spaces_of_new(env_id: str, recipe: Recipe) -> tuple[Any, Any, Any]:
+    """And the images per second in its metadata."""
     try:
-        env = make_env(recipe)
+        env: Any = make_vector_env(recipe, 1) if recipe.is_vector else make_env(recipe)
     except UsageError:
         raise
     except (gymnasium.error.Error, TypeError) as error:
         raise UsageError(f"--env-id {env_id} with {recipe.options}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = traceback.format_exc().rstrip()
         raise UsageError(f"--env-id {env_id} with {recipe.options} cannot be made\n{text}") from error
-    spaces = env.observation_space, env.action_space
+    single = "single_" if recipe.is_vector else ""
+    observations, actions = (getattr(env, f"{single}{name}_space") for name in ("observation", "action"))
     env.close()
-    return spaces
+    return observations, actions, (env.metadata or {}).get("render_fps")
 
 
 def _pickled(env_id: str, recipe: Recipe) -> bytes:
     """With what a worker cannot import: classes and functions of the script itself, or of a file that was
     given as an algorithm."""
-    recipe = recipe._replace(spec=_with_callable_entry_point(recipe.spec))
-    module = sys.modules.get(getattr(recipe.spec.entry_point, "__module__", None) or "")
-    by_value = module is not None and PathFinder.find_spec(module.__name__.split(".")[0]) is None
+    recipe = recipe._replace(spec=_with_callable_entry_points(recipe.spec))
+    names = {getattr(getattr(recipe.spec, name), "__module__", None) for name in ENTRY_POINTS}
+    modules = [sys.modules[name] for name in names if name in sys.modules]
+    by_value = [m for m in modules if PathFinder.find_spec(m.__name__.split(".")[0]) is None]
     try:
-        if by_value and module is not None:
+        for module in by_value:
             cloudpickle.register_pickle_by_value(module)
         return cloudpickle.dumps(recipe)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise UsageError(f"--env-id {env_id} cannot be sent to its worker processes ({reason})") from error
     finally:
-        if by_value and module is not None:
+        for module in by_value:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _with_callable_entry_point(spec: Any) -> Any:
+def _with_callable_entry_points(spec: Any) -> Any:
     """`__main__` is another one in a worker."""
-    if not str(spec.entry_point).startswith("__main__:"):
-        return spec
     found = copy.copy(spec)
-    names = spec.entry_point.split(":")[1].split(".")
-    found.entry_point = functools.reduce(getattr, names, sys.modules["__main__"])
+    for name in ENTRY_POINTS:
+        if str(entry_point := getattr(spec, name)).startswith("__main__:"):
+            names = entry_point.split(":")[1].split(".")
+            setattr(found, name, functools.reduce(getattr, names, sys.modules["__main__"]))
     return found

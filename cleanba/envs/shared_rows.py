@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import gymnasium.spaces as spaces
@@ -57,7 +58,7 @@ def map_rows(fd: int, fields: list[Field]) -> dict[str, np.ndarray]:
 
 
 class BadObservation(Exception):
-    """It does not fit the environment's observation space."""
+    """What an environment gives does not fit its observation space, or is not what Gymnasium's API says."""
 
 
 class ObsWriter:
@@ -71,33 +72,44 @@ class ObsWriter:
             for name, part in entries.items()
         ]
 
-    def write(self, env: int, obs: Any, *, check_numbers: bool) -> None:
+    def write(self, at: Any, obs: Any, *, check_numbers: bool, batch: tuple[int, ...] = ()) -> None:
+        """An observation at a row, or a batch of them at a slice."""
         for name, path, space, rows in self._leaves:
-            leaf = obs
+            array = _checked(name, space, self._entry(obs, path), check_numbers, batch)
+            if isinstance(space, spaces.Discrete):
+                rows[at] = np.arange(space.n) == (array - space.start)[..., None]
+            else:
+                rows[at] = array
+
+    def _entry(self, obs: Any, path: list[str]) -> Any:
+        leaf = obs
+        try:
             for key in path:
                 leaf = leaf[key]
-            if isinstance(space, spaces.Discrete):
-                rows[env] = 0
-                rows[env, _index(name, space, leaf)] = 1
-            else:
-                rows[env] = _checked(name, space, leaf, check_numbers)
+        except (KeyError, IndexError, TypeError):
+            name, known = "/".join(path), ", ".join(name for name, *_ in self._leaves)
+            what = "" if isinstance(obs, Mapping) else f" ({type(obs).__name__}, not a dict)"
+            raise BadObservation(
+                f"gives an observation{what} that has no entry {name!r}; its space has {known}"
+            ) from None
+        return leaf
 
 
-def _index(name: str, space: spaces.Discrete, leaf: Any) -> int:
-    if not space.contains(leaf):
-        raise BadObservation(f"gives {_said(name)} {leaf!r}, which is not in its space {space}")
-    return int(leaf) - int(space.start)
-
-
-def _checked(name: str, space: Any, leaf: Any, check_numbers: bool) -> np.ndarray:
-    array = np.asarray(leaf)
+def _checked(name: str, space: Any, leaf: Any, check_numbers: bool, batch: tuple[int, ...]) -> np.ndarray:
+    array, shape = np.asarray(leaf), (*batch, *space.shape)
     # Wider numbers of the same kind are what many environments give, and Gymnasium's vector ones accept.
-    if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
-        expected, came = (f"{x.shape} {x.dtype}" for x in (space, array))
+    if array.shape != shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
+        came, expected = f"{array.shape} {array.dtype}", f"{shape} {space.dtype}"
         raise BadObservation(f"gives {_said(name)} {came}, but its space says {expected}")
+    if isinstance(space, spaces.Discrete) and not _is_in(space, array):
+        raise BadObservation(f"gives {_said(name)} {leaf!r}, which is not in its space {space}")
     if check_numbers and array.dtype.kind == "f" and not np.isfinite(array).all():
         raise BadObservation(f"gives {_said(name)} that are not finite at its first steps: {array}")
     return array
+
+
+def _is_in(space: spaces.Discrete, array: np.ndarray) -> bool:
+    return bool(((array >= space.start) & (array < space.start + space.n)).all())
 
 
 def _said(name: str) -> str:

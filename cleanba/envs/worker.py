@@ -1,4 +1,5 @@
-"""A process that holds several Gymnasium environments: `python -m cleanba.envs.worker`, by envs/workers.py.
+"""A process that holds several Gymnasium environments, or one of its vector environments: `python -m
+cleanba.envs.worker`, started by envs/workers.py.
 
 It imports neither jax nor the user's script, reads which environments to step from a pipe, and writes what
 they give into memory that it shares with the process that started it.
@@ -16,7 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from cleanba.envs.gymnasium_make import make_env
+from cleanba.envs.gymnasium_make import Recipe, make_env, make_vector_env
 from cleanba.envs.shared_rows import BadObservation, ObsWriter, map_rows
 from cleanba.envs.worker_job import RENDER, Fds, Job
 from cleanba.envs.wrappers import OPTIONS
@@ -26,47 +27,48 @@ PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # sign
 
 
 class Worker:
+    """Steps its environments one by one, in the order in which they are asked for."""
+
     def __init__(self, job: Job, index: int, fds: Fds):
         self._job, self._fds = job, fds
         self._rows = map_rows(fds.rows, job.fields)
         self._current = self._rows["current"][index : index + 1]
         self._replies = Connection(fds.replies, readable=False)
-        self._own = range(index, len(job.seeds), job.workers)
+        self._own = job.own(index)
         self._steps = dict.fromkeys(self._own, 0)
         self._ended = dict.fromkeys(self._own, True)
-        self._seeds: dict[int, int | None] = dict(
-            zip(self._own, job.seeds[index :: job.workers], strict=True)
-        )
-        self._doing = "being made"
+        self._seeds: dict[int, int | None] = {e: job.seeds[e] for e in self._own}
+        self._doing, self._pid = "being made", os.getpid()
 
     def run(self) -> None:
         self._current[0] = self._own[0]
         try:
-            self._make()
+            self._make(pickle.loads(self._job.recipe))
             self._serve()
         except BadObservation as problem:
             self._report(str(problem), "")
         except BaseException:
             self._report(f"failed while {self._doing}", traceback.format_exc()[-MAX_REPORT:])
         else:
-            for env in self._envs.values():
-                with suppress(Exception):
-                    env.close()
+            self._close()
 
-    def _make(self) -> None:
-        recipe = pickle.loads(self._job.recipe)
+    def _make(self, recipe: Recipe) -> None:
         self._envs: dict[int, gymnasium.Env] = {}
         for e in self._own:
             self._current[0] = e
             self._envs[e] = make_env(recipe._replace(rendered=recipe.rendered and e == 0))
         env = self._envs[self._own[0]]
-        self._writer = ObsWriter(env.observation_space, self._rows)
-        self._to_action = to_action(env.action_space)
+        self._use(env.observation_space, env.action_space, recipe)
+
+    def _use(self, observations: Any, actions: Any, recipe: Recipe) -> None:
+        """The spaces of one environment."""
+        self._writer = ObsWriter(observations, self._rows)
+        self._actions = actions
         options = OPTIONS | recipe.options
         self._scale, self._clip = options["reward_scale"], options["reward_clip"] or np.inf
 
     def _serve(self) -> None:
-        pid = os.getpid()
+        self._end_if_copy()
         self._current[0] = -1
         while commands := os.read(self._fds.commands, 1 << 16):
             ready = []
@@ -77,14 +79,18 @@ class Worker:
                 e = number if number >= 0 else -1 - number
                 self._current[0] = e
                 self._reset(e) if number < 0 or self._ended[e] else self._step(e)
-                if os.getpid() != pid:  # the environment has forked, and this is the copy
-                    os._exit(0)
+                self._end_if_copy()
                 ready.append(e)
                 if self._job.eager:
                     self._tell(ready)
                     ready = []
             self._current[0] = -1
             self._tell(ready)
+
+    def _end_if_copy(self) -> None:
+        """Of this process, which an environment has made by a fork."""
+        if os.getpid() != self._pid:
+            os._exit(0)
 
     def _tell(self, ready: list[int]) -> None:
         if ready:
@@ -98,7 +104,7 @@ class Worker:
 
     def _step(self, e: int) -> None:
         self._doing = "taking a step"
-        action = self._to_action(self._rows["action"][e])
+        action = to_action(self._actions, self._rows["action"][e])
         obs, reward, terminated, truncated, _ = self._envs[e].step(action)
         self._write(e, obs, float(reward), bool(terminated), bool(truncated))
 
@@ -113,20 +119,89 @@ class Worker:
 
     def _render(self) -> None:
         self._doing, self._current[0] = "being rendered", 0
-        image = self._envs[0].render()
+        image = self._image()
         self._replies.send(None if image is None else np.asarray(image, np.uint8))
+
+    def _image(self) -> Any:
+        return self._envs[0].render()
+
+    def _close(self) -> None:
+        for env in self._envs.values():
+            with suppress(Exception):
+                env.close()
 
     def _report(self, what: str, text: str) -> None:
         with suppress(OSError):
             self._replies.send((int(self._current[0]), what, text))
 
 
-def to_action(space: Any) -> Any:
+class VectorWorker(Worker):
+    """Holds a vector environment, which steps all at once: when all have been asked for."""
+
+    def _make(self, recipe: Recipe) -> None:
+        self._at, self._rounds = slice(self._own.start, self._own.stop), 0
+        self._vector = make_vector_env(recipe, len(self._own))
+        self._use(self._vector.single_observation_space, self._vector.single_action_space, recipe)
+
+    def _serve(self) -> None:
+        asked: list[int] = []
+        self._end_if_copy()
+        self._current[0] = -1
+        while commands := os.read(self._fds.commands, 1 << 16):
+            for number in np.frombuffer(commands, np.int32).tolist():
+                if number == RENDER:
+                    self._render()
+                else:
+                    asked.append(number)
+            if len(asked) == len(self._own):
+                self._current[0] = self._own[0]
+                self._reset_all() if asked[0] < 0 else self._step_all()
+                self._end_if_copy()
+                self._tell(list(self._own))
+                asked = []
+            self._current[0] = -1
+
+    def _reset_all(self) -> None:
+        """Gymnasium's convention: the environment i gets this seed + i, which is its own of all seeds."""
+        self._doing = "being reset with all others of its vector environment"
+        obs, _ = self._vector.reset(seed=self._job.seeds[self._own[0]])
+        zeros = np.zeros(len(self._own))
+        self._write_all(obs, zeros, zeros, zeros)
+
+    def _step_all(self) -> None:
+        self._doing = "taking a step with all others of its vector environment"
+        actions = to_actions(self._actions, self._rows["action"][self._at])
+        obs, reward, terminated, truncated, _ = self._vector.step(actions)
+        self._write_all(obs, reward, terminated, truncated)
+
+    def _write_all(self, obs: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+        rows, at = self._rows, self._at
+        self._writer.write(at, obs, check_numbers=self._rounds < 2, batch=(len(self._own),))
+        self._rounds += 1
+        rows["raw_reward"][at] = reward
+        rows["reward"][at] = np.clip(np.multiply(reward, self._scale), -self._clip, self._clip)
+        rows["terminated"][at], rows["truncated"][at] = terminated, truncated
+
+    def _image(self) -> Any:
+        try:
+            images = self._vector.render()
+        except NotImplementedError:
+            return None
+        return None if images is None else images[0]
+
+    def _close(self) -> None:
+        with suppress(Exception):
+            self._vector.close()
+
+
+def to_action(space: Any, row: np.ndarray) -> Any:
     """From a row of actions to what the environment takes."""
-    kind, shape = space.dtype, space.shape
-    if not shape:
-        return lambda row: kind.type(row)
-    return lambda row: row.astype(kind).reshape(shape)
+    return row.astype(space.dtype).reshape(space.shape) if space.shape else space.dtype.type(row)
+
+
+def to_actions(space: Any, rows: np.ndarray) -> np.ndarray:
+    """The same for many."""
+    return rows.astype(space.dtype).reshape(len(rows), *space.shape)
 
 
 def main() -> None:
@@ -139,7 +214,8 @@ def main() -> None:
     if job.background:
         with suppress(OSError, AttributeError):  # some systems and sandboxes have no such policy
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    Worker(job, index, fds).run()
+    kind = VectorWorker if job.is_vector else Worker
+    kind(job, index, fds).run()
     sys.stderr.flush()
     os._exit(0)
 

@@ -19,8 +19,14 @@ class Fds(NamedTuple):
 
 class Job(NamedTuple):
     recipe: bytes  # pickled apart, so that a failure of the user's code is reported like any other
-    seeds: list[int]  # of all environments; worker w of W has environments w, w + W, …
+    seeds: list[int]  # of all environments
     workers: int
     fields: list[Field]
     eager: bool  # tell of each environment when it is ready, not of all together
     background: bool  # let every other process of the machine go first
+    is_vector: bool  # each worker holds one of Gymnasium's vector environments
+
+    def own(self, worker: int) -> range:
+        """Its environments: neighbours, as evenly shared out as possible."""
+        envs = len(self.seeds)
+        return range(worker * envs // self.workers, (worker + 1) * envs // self.workers)

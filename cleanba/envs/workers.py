@@ -29,6 +29,7 @@ CLOSE_SECONDS = 1.0  # for environments to close; then their processes are kille
 class Workers:
     def __init__(self, env_id: str, job: Job):
         self._env_id, self._job = env_id, job
+        self._worker_of = np.repeat(np.arange(job.workers), [len(job.own(w)) for w in range(job.workers)])
         rows = self._own(allocate(job.fields))
         self.rows = map_rows(rows, job.fields)
         self.rows["current"][:] = -1
@@ -77,7 +78,7 @@ class Workers:
 
     def send(self, numbers: np.ndarray, env: np.ndarray) -> None:
         """Commands for these environments."""
-        worker = env % self._job.workers
+        worker = self._worker_of[env]
         with self._lock, suppress(BrokenPipeError):  # `wait` says why
             for index in np.unique(worker) if self._commands else ():
                 os.write(self._commands[index], numbers[worker == index].astype(np.int32).tobytes())

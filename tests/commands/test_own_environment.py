@@ -41,20 +41,28 @@ def test_it_trains_saves_films_evaluates_and_resumes(here):
 
 
 @pytest.mark.slow
-def test_a_module_trains_and_resumes_and_is_evaluated_only_if_named(here):
-    done = run(here, "ppo", *SMALL, "--env-id", OWN, "--total-timesteps", "128", "--save-model")
+def test_a_module_trains_films_resumes_reports_and_is_evaluated_only_if_named(here):
+    keep = ["--save-model", "--capture-video"]
+    done = run(here, "ppo", *SMALL, "--env-id", OWN, "--total-timesteps", "128", *keep)
     assert done.returncode == 0, done.stderr
     (run_dir,) = (here / "runs").iterdir()
     done = run(here, "ppo", "--resume", str(run_dir), "--total-timesteps", "256")
     assert done.returncode == 0, done.stderr
+    assert (run_dir / "replay.mp4").stat().st_size > 0
+    done = run(here, "report", str(run_dir), "--out", "report")
+    assert done.returncode == 0 and OWN in (here / "report/index.html").read_text(), done.stderr
+    shown = run(here, "eval", str(run_dir), "--env-id", OWN, "--episodes", "3")
+    assert shown.returncode == 0 and "3 episodes of" in shown.stdout, shown.stderr
     refused = run(here, "eval", str(run_dir))
     assert refused.returncode == 2
     assert f"allow it with --env-id {OWN}" in refused.stderr.replace("\n", " ")
 
 
 @pytest.mark.slow
-def test_it_is_learned(here):
+def test_it_is_learned_and_reported(here):
     done = run(here, "python", "own_environment.py", "--total-timesteps", "60000")
     assert done.returncode == 0, done.stderr
     (run_dir,) = (here / "runs").iterdir()
     assert read_rows(run_dir)[-1]["charts/avg_episodic_return"] > 0.6
+    done = run(here, "report", str(run_dir), "--out", "report")
+    assert done.returncode == 0 and "Catch-v0" in (here / "report/index.html").read_text(), done.stderr

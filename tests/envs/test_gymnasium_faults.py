@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
@@ -17,6 +19,7 @@ from cleanba.config.errors import EnvError, UsageError
 from cleanba.envs.factory import env_spec, make_envs
 from cleanba.envs.gymnasium_envs import register
 from cleanba.envs.seeding import env_seeds
+from cleanba.envs.shared_rows import BadObservation, ObsWriter
 
 ELSEWHERE = {"PYTHONPATH": f"{REPO}:{REPO / 'tests'}", "JAX_NUM_CPU_DEVICES": "1"}
 PREFIX = "environment 1 of helpers.own_envs:Faulty-v0 "
@@ -49,7 +52,7 @@ def test_a_failure_names_the_environment_and_ends_all(fault, says):
     before = children()
     with faulty(fault) as envs, pytest.raises(EnvError, match=PREFIX + says):
         play(envs)
-    assert not still_running(before, seconds=1)
+    assert not still_running(before, seconds=10)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +68,47 @@ def test_observations_that_do_not_fit_are_refused_at_the_first_step(fault, says)
         play(envs)
 
 
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (
+            "old reset",
+            r"returns only one value, of type ndarray, from reset; it must `return obs",
+        ),
+        ("four values", r"returns 4 values from step; it must `return observation, reward, terminated, "),
+        ("None", r"returns nothing \(None\) from step; it must `return observation, reward"),
+        ("reward", r"returns the reward 'much', which is no number"),
+    ],
+)
+@pytest.mark.parametrize("limit", ["", ', "max_episode_steps": 9, "action_repeat": 2'])
+def test_what_is_not_gymnasiums_api_is_said_in_one_line(fault, says, limit):
+    """Also where wrappers unpack it."""
+    env = env_spec(Args(env_id="helpers.own_envs:Careless-v0", env_options=f'{{"fault": "{fault}"{limit}}}'))
+    with (
+        closing(make_envs(env, [1], 1)) as envs,
+        pytest.raises(EnvError, match=r"^environment 0 of helpers.own_envs:Careless-v0 " + says) as raised,
+    ):
+        play(envs)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_entry_that_is_missing_in_an_observation_is_named():
+    rows = {f"obs/{name}": np.zeros((1, 2), np.float32) for name in ("letter", "map")}
+    space = gymnasium.spaces.Dict({name: gymnasium.spaces.Box(0, 1, (2,)) for name in ("letter", "map")})
+    writer, part = ObsWriter(space, rows), np.zeros(2, np.float32)
+    with pytest.raises(BadObservation, match="that has no entry 'letter'; its space has letter, map"):
+        writer.write(0, {"map": part}, check_numbers=True)
+    with pytest.raises(BadObservation, match=r"\(ndarray, not a dict\) that has no entry 'letter'"):
+        writer.write(0, part, check_numbers=True)
+
+
 def test_a_worker_that_somebody_kills_is_noticed_while_idle():
     before = children()
     with faulty("") as envs:
         play(envs, steps=1)
         envs.receive()
         os.kill(max(children() - before), signal.SIGKILL)
-        with pytest.raises(EnvError, match=r"has lost its worker process \d+, which was killed by SIGKILL"):
+        with pytest.raises(EnvError, match=r"has (lost|ended) its worker process.*killed by SIGKILL"):
             envs.receive()  # nothing was sent, so nothing else can come
 
 
@@ -81,7 +118,7 @@ def test_a_worker_that_hangs_is_ended_with_the_run():
         envs.reset()
         for _ in range(3):
             envs.send(np.zeros(3, np.int32), envs.receive().env)
-    assert not still_running(before, seconds=1)
+    assert not still_running(before, seconds=10)
 
 
 def test_what_environments_print_goes_to_standard_error(capfd):
@@ -89,6 +126,19 @@ def test_what_environments_print_goes_to_standard_error(capfd):
         play(envs, steps=5)
     out, err = capfd.readouterr()
     assert out == "" and err == "a line of the environment's own\n"
+
+
+def test_the_copy_that_an_environment_has_forked_ends():
+    before = children()
+    with faulty("forks") as envs:
+        play(envs, steps=5)
+        (worker,) = (p for p in map(psutil.Process, children() - before) if p.children())
+        (copy,) = worker.children()
+        deadline = time.monotonic() + 20
+        while copy.status() != psutil.STATUS_ZOMBIE:  # it ends by itself, while its environment goes on
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert not still_running(before, seconds=10)
 
 
 def test_a_factory_that_cannot_be_pickled_is_refused():

@@ -9,7 +9,7 @@ from helpers.own_envs import Pixels
 from cleanba.cleanba_ppo import Args
 from cleanba.envs.factory import env_spec
 from cleanba.envs.spec import ArraySpec
-from cleanba.envs.wrappers import OPTIONS, Image, resize_weights, wrap
+from cleanba.envs.wrappers import OPTIONS, Image, resize_taps, resize_weights, wrap
 
 UINT8 = np.dtype(np.uint8)
 
@@ -54,6 +54,12 @@ def test_resizing_takes_the_mean_of_what_a_pixel_covers():
     assert resize_weights(4, 2).tolist() == [[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]
     assert np.allclose(resize_weights(3, 2), [[2 / 3, 1 / 3, 0], [0, 1 / 3, 2 / 3]])
     assert resize_weights(2, 4).tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
+    for before, after in [(210, 84), (160, 84), (84, 210), (5, 5), (3, 2)]:
+        old, weights = resize_taps(before, after)
+        whole = np.zeros((after, before), np.float32)
+        for pixels, weight in zip(old, weights[..., 0], strict=True):
+            whole[np.arange(after), pixels] += weight
+        assert (whole == resize_weights(before, after)).all()
     image = np.arange(12 * 16 * 3, dtype=np.uint8).reshape(12, 16, 3)
     half = Image(Pixels(), grayscale=False, size=(6, 8)).observation(image)
     means = image.reshape(6, 2, 8, 2, 3).mean(axis=(1, 3))

@@ -1,5 +1,7 @@
 """The contract on Gymnasium's environments: same seed, same run, whatever steps them."""
 
+import shutil
+
 import pytest
 from helpers.equivalence import ALGORITHMS, digests, distance, sgd
 
@@ -19,7 +21,7 @@ def test_neither_stepping_nor_workers_nor_delays_change_a_bit(run, which):
     """Delays are in options, which the data digest does not cover."""
     flags = ALGORITHMS[which] | CUE | dict(concurrency=True, inference_batch=4)
     ways = [dict(env_stepping="sync", env_threads=n) for n in (1, 2)]
-    ways += [dict(env_stepping="async", env_threads=n) | SLOW for n in (1, 2, 4)]
+    ways += [dict(env_stepping="async", env_threads=n) | SLOW for n in (1, 2, 4, 4)]
     first, *others = [digests(run(**flags, **way)[1]) for way in ways]
     assert all(other == first for other in others) and len(set(first)) == 5
 
@@ -40,9 +42,13 @@ def test_layouts_agree(run):
     assert distance(one.model.params, two.model.params) < 1e-5
 
 
-def test_a_resumed_run_goes_on_and_saves_and_evaluates(run):
+def test_a_resumed_run_goes_on_and_saves_and_evaluates(run, tmp_path):
+    """And so does a copy of it, to the bit, with other workers."""
     short, _ = run(**CUE | dict(total_timesteps=2 * 16 * 8))
+    copy = shutil.copytree(short.run_dir, tmp_path / "elsewhere" / short.run_dir.name)
     resumed, rows = run(**CUE, resume=str(short.run_dir), save_model=True)
+    _, others = run(**CUE, env_threads=4, resume=str(copy))
+    assert digests(others[:5]) == digests(rows[:5])
     assert [row["update"] for row in rows if "losses/loss" in row or "data_digest" in row] == [1, 2, 3, 4, 5]
     assert resumed.evaluation.scores()["episodic_length"] == 6
 

@@ -5,10 +5,12 @@ import random
 import signal
 import subprocess
 import time
+from functools import partial
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 
 LENGTH = 6  # steps of an episode, which is then terminated, or truncated after every second reset
 
@@ -109,6 +111,8 @@ class Faulty(Cue):
                 os._exit(7)
             case "leaves":
                 raise SystemExit(3)
+            case "forks":
+                os.fork()
             case "forks and exits":
                 subprocess.Popen(["sleep", "1000"])
                 os._exit(7)
@@ -121,9 +125,50 @@ class Faulty(Cue):
         return bad.get(self.fault, obs)
 
 
+class Careless(Cue):
+    """Returns what Gymnasium's API does not know."""
+
+    def __init__(self, fault="", **how):
+        super().__init__(**how)
+        self.fault = fault
+
+    def reset(self, **how):
+        obs, info = super().reset(**how)
+        return obs if self.fault == "old reset" else (obs, info)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        match self.fault:
+            case "four values":
+                return obs, reward, terminated, info
+            case "None":
+                return None
+        return obs, "much" if self.fault == "reward" else reward, terminated, truncated, info
+
+
 class NoEnvironment:
     pass
 
 
-for _name in ("Cue", "Pixels", "Odd", "Faulty", "NoEnvironment"):
-    gymnasium.register(f"{_name}-v0", entry_point=f"{__name__}:{_name}")
+class Together(SyncVectorEnv):
+    """A native vector environment: steps several in one call."""
+
+    OF = Cue
+
+    def __init__(self, num_envs, mode="NextStep", **how):
+        super().__init__([partial(self.OF, **how)] * num_envs, autoreset_mode=mode)
+
+
+class OddTogether(Together):
+    OF = Odd
+
+
+class FaultyTogether(Together):
+    OF = Faulty
+
+
+for _name in ("Pixels", "Careless", "NoEnvironment"):
+    gymnasium.register(f"{_name}-v0", f"{__name__}:{_name}")
+for _name, _together in {"Cue": "Together", "Odd": "OddTogether", "Faulty": "FaultyTogether"}.items():
+    gymnasium.register(f"{_name}-v0", f"{__name__}:{_name}", vector_entry_point=f"{__name__}:{_together}")
+gymnasium.register("OnlyTogether-v0", vector_entry_point=f"{__name__}:Together")

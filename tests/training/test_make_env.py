@@ -1,13 +1,21 @@
 """A factory from Python: `train(args, make_algorithm, make_env=...)`."""
 
+import re
+
 import gymnasium
+import numpy as np
 import pytest
 from helpers.equivalence import digests
 from helpers.own_envs import Cue
 from helpers.runs import read_rows
+from helpers.specs import make_spec
 
+import cleanba
 from cleanba import cleanba_ppo
 from cleanba.config.errors import UsageError
+from cleanba.envs.gymnasium_envs import factory_of
+from cleanba.evaluation.header import own_options
+from cleanba.records.outcome import summary
 from cleanba.training.train import train
 
 
@@ -51,3 +59,33 @@ def test_it_goes_before_whatever_has_that_name_and_gets_the_options(train_with):
 def test_what_it_makes_must_be_an_environment(train_with):
     with pytest.raises(UsageError, match="--env-id mine .*must inherit from the gymnasium.Env class"):
         train_with(lambda: object(), env_id="mine")
+
+
+def test_the_summary_says_how_to_evaluate_what_only_a_script_knows(train_with):
+    options = '{"max_episode_steps": 2}'
+    flags = dict(env_id="own/Cue", env_options=options, save_model=True, capture_video=True)
+    said = summary(train_with(Cue, **flags, total_timesteps=64))
+    assert "cleanba eval " not in said and '", make_env=Cue) evaluates the model' in said
+    folder = re.search(r'cleanba.evaluate\("(.*)", make_env', said)[1]
+    assert f"video: {folder}/replay.mp4" in said
+    assert cleanba.evaluate(folder, 2, make_env=Cue).scores()["episodic_length"] == 2
+    with pytest.raises(UsageError, match=r"allow them with env_options=\{'max_episode_steps': 2\}$"):
+        cleanba.load(folder)
+    with pytest.raises(UsageError, match="make_env is a class or function, not 'a:Cue'; for a name"):
+        cleanba.load(folder, make_env="a:Cue")
+
+
+def test_a_model_with_large_options_needs_them_named_even_for_a_class_of_the_users_own():
+    env = make_spec("own/Cue", (3,), np.float32, 3)._replace(
+        backend="gymnasium", options={"a": 1, "frame_stack": 9}
+    )
+    assert own_options(env) == env.options
+    assert own_options(env._replace(options={"a": 1, "frame_stack": 10**9})) == {"a": 1}
+    assert own_options(env._replace(options={"a": 1, "action_repeat": "1"})) == {"a": 1}
+    assert own_options(env._replace(backend="envpool")) == {}
+
+
+def test_a_class_with_registered_options_is_no_factory(train_with):
+    for env_id, how in {"Plain-v0": {}, "Limited-v0": {"max_episode_steps": 3}}.items():
+        gymnasium.register(env_id, entry_point=Cue, **how)
+    assert (factory_of("Plain-v0"), factory_of("Limited-v0")) == ("Cue", "")

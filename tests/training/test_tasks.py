@@ -10,8 +10,7 @@ from helpers.python_envs import LargestAllowed, NothingAllowed, TwoNumbers, use_
 from cleanba import cleanba_ppo
 from cleanba.agents.agent import act
 from cleanba.agents.algorithm import Decision
-from cleanba.config.errors import UsageError
-from cleanba.sebulba.rollout import NotFinite
+from cleanba.config.errors import NotFinite, UsageError
 
 NORMALIZED = dict(normalize_observations=True, normalize_rewards=True)
 PENDULUM = NORMALIZED | dict(env_id="Pendulum-v1", hiddens=(16, 16), separate_critic=True)
