@@ -9,16 +9,19 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
 
-from cleanba.config.errors import EnvError, UsageError
+from cleanba.config.errors import EnvError, NotFinite, UsageError
 from cleanba.runtime.messages import background_output, flush_output, replace_closed_streams, say
-from cleanba.runtime.signals import handle_signals
+from cleanba.runtime.signals import PREEMPTED, STOP_SIGNALS, handle_signals
 
 ANOTHER_PROCESS = 3  # exit code of a process that leaves because another process of its job did
-PREEMPTED = 75  # exit code of a training that was asked to stop and can be resumed (sysexits' EX_TEMPFAIL)
+
+
+CHECKOUT = Path(__file__).parent.parent.parent  # if it is one
 
 
 class CleanExit(Exception):
@@ -34,7 +37,7 @@ def command(*, resumable: bool = False) -> Iterator[Console]:
     """Exit with 2 for bad input and 1 for any other failure; on SIGINT with 130, on SIGTERM with 143, but
     with 75 if the command is `resumable`, which then handles SIGUSR1 and SIGHUP the same way, and which no
     output stops: neither one that nobody reads nor a full disk."""
-    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1, signal.SIGHUP] if resumable else [])]
+    numbers = STOP_SIGNALS if resumable else (signal.SIGINT, signal.SIGTERM)
     replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path may have bytes that are not UTF-8
@@ -54,7 +57,7 @@ def command(*, resumable: bool = False) -> Iterator[Console]:
             if _in_job() or not _flushed():
                 hard_exit(leaving.code if isinstance(leaving.code, int) else 1)
             raise
-        except (CleanExit, EnvError) as reason:
+        except (CleanExit, EnvError, NotFinite) as reason:
             say("\n".join([f"error: {reason}", *getattr(reason, "__notes__", [])]))
             hard_exit(reason.exit_code)
         except KeyboardInterrupt as interrupt:
@@ -103,4 +106,6 @@ def has_module(name: str) -> bool:
 
 def need_extra(flag: str, module: str, extra: str) -> None:
     if not has_module(module):
-        raise UsageError(f"{flag} needs {module}; install the extra {extra!r}: pip install -e '.[{extra}]'")
+        where = CHECKOUT if (CHECKOUT / "pyproject.toml").is_file() else None
+        install = f"-e '{where}[{extra}]'" if where else f"'cleanba[{extra}]'"
+        raise UsageError(f"{flag} needs {module}; install it with: pip install {install}")

@@ -13,9 +13,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
+PREEMPTED = 75  # exit code of a training that was asked to stop and can be resumed (sysexits' EX_TEMPFAIL)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 SAME_REQUEST_SECONDS = 0.5
 ACT = 0  # sent to the watcher by a handler; other bytes are the numbers of signals
 # Sent to the main thread until it has handled the first signal: that one may have reached another thread, or
@@ -41,7 +44,9 @@ def leave_at_once() -> None:
 _received: list[str] = []  # names of the signals since the command began
 _on_stop: Callable[[str], None] | None = None  # what a first signal does; None: it raises Stopped
 _on_repeat: Callable[[], None] = leave_at_once  # what a later Ctrl-C does
+_impatience: Callable[[], None] = leave_at_once  # the same, where `on_stop` does not say
 _to_watcher: socket.socket | None = None  # None: signals are not handled
+_early: dict[signal.Signals, Any] = {}  # what handled signals before `handle_until_command`
 _dropped = False  # Python has dropped a Stopped that a handler raised
 
 
@@ -101,45 +106,82 @@ def _note_dropped(report: Callable, dropped: "sys.UnraisableHookArgs") -> None:
 
 @contextmanager
 def on_stop(
-    action: Callable[[str], None], on_repeat: Callable[[], None] = leave_at_once
+    action: Callable[[str], None], on_repeat: Callable[[], None] | None = None
 ) -> Iterator[list[str]]:
     """In the body, a first signal interrupts nothing: another thread calls `action` with its name, and
-    `on_repeat` at a later Ctrl-C. Yields the names of all signals so far."""
+    `on_repeat` at a later Ctrl-C. Yields the names of all signals so far. Signals are the main thread's
+    business: in any other, nothing happens."""
     global _on_stop, _on_repeat
-    _on_stop, _on_repeat = action, on_repeat
+    if not in_main_thread():
+        yield []
+        return
+    _on_stop, _on_repeat = action, on_repeat or _impatience
     try:
         if _received:  # a library has caught the exception of an earlier one
             action(_received[0])
         yield _received
     finally:
-        _on_stop, _on_repeat = None, leave_at_once
+        _on_stop, _on_repeat = None, _impatience
 
 
 def ignore_stops() -> None:
     """All work is done: a signal that arrives now must not make the run look unfinished."""
     global _on_stop
-    _on_stop = lambda name: None  # noqa: E731
+    if in_main_thread():
+        _on_stop = lambda name: None  # noqa: E731
+
+
+def in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def handle_until_command(handler: Callable[[int, Any], None]) -> None:
+    """For all signals that ask to stop, unless they are ignored or handled already."""
+    for number in STOP_SIGNALS if _to_watcher is None else ():
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            _early[number] = signal.signal(number, handler)
 
 
 @contextmanager
-def handle_signals(numbers: list[signal.Signals]) -> Iterator[list[str]]:
-    """In the body, these signals stop the command. Yields the names of those received."""
-    if threading.current_thread() is not threading.main_thread():  # only it can set handlers
+def handle_signals(
+    numbers: Sequence[signal.Signals], impatience: Callable[[], None] = leave_at_once
+) -> Iterator[list[str]]:
+    """In the body, these signals stop the command, and a later Ctrl-C calls `impatience`. Yields the names of
+    those received."""
+    if not in_main_thread():  # only it can set handlers
         yield _received
         return
     with ExitStack() as cleanup:
         if _to_watcher is None:
-            cleanup.enter_context(_watcher())
+            cleanup.enter_context(_watcher(impatience))
         for number in numbers:
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
                 previous = signal.signal(number, _handle)
-                cleanup.callback(signal.signal, number, previous or signal.SIG_DFL)
+                cleanup.callback(signal.signal, number, _early.pop(number, previous) or signal.SIG_DFL)
+        while _early:
+            signal.signal(*_early.popitem())
         yield _received
 
 
 @contextmanager
-def _watcher() -> Iterator[None]:
-    global _to_watcher, _on_stop, _dropped
+def handle_default_signals() -> Iterator[None]:
+    """In the body, signals that nobody else handles raise Stopped: in a notebook, or a script of the user's
+    own, a later Ctrl-C interrupts whatever runs then, and leaves the process alone."""
+    ours = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    defaults = (signal.SIG_DFL, signal.default_int_handler)
+    with handle_signals([n for n in ours if signal.getsignal(n) in defaults], _interrupt_again):
+        yield
+
+
+def _interrupt_again() -> None:
+    global _dropped
+    _dropped = True  # the watcher nudges the main thread
+
+
+@contextmanager
+def _watcher(impatience: Callable[[], None]) -> Iterator[None]:
+    global _to_watcher, _on_stop, _on_repeat, _impatience, _dropped
+    _on_stop, _on_repeat, _impatience, _dropped = None, impatience, impatience, False
     report = sys.unraisablehook
     sending, receiving = socket.socketpair()
     sending.setblocking(False)
@@ -154,6 +196,7 @@ def _watcher() -> Iterator[None]:
         signal.set_wakeup_fd(previous)
         sys.unraisablehook = report
         _to_watcher, _on_stop, _dropped = None, None, False
+        _on_repeat = _impatience = leave_at_once
         _received.clear()
         sending.close()
         watcher.join()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 
 TESTS = Path(__file__).parents[1]
+sys.path.append(str(TESTS))  # for `helpers`
 UPDATES, STEPS = 400, 64  # per run, and per update
 RUN = (
     "--env-id CartPole-v1 --num-steps 16 --hiddens 16 --num-minibatches 1 --log-frequency 5 "
@@ -21,7 +22,10 @@ RUN = (
 )
 ONE_PROCESS = ["--local-num-envs", "4", "--num-actor-threads", "1"]
 TWO_PROCESSES = ["--local-num-envs", "2", "--num-actor-threads", "1"]
+AUTO = ["--resume", "auto"]
 PREEMPTED = 75
+PATIENCE = 600  # seconds to wait for anything: other work may keep the machine busy
+STUCK = ["--stuck-seconds", "20"]  # where a run is to notice that; a busy machine compiles for seconds
 MARK = "CLEANBA_FAULT_ROUND"  # in the environment of all processes of a round
 
 
@@ -43,6 +47,7 @@ class Round:
     def __init__(self, folder: Path, rng: random.Random):
         self.folder, self.rng = folder, rng
         self.runs = folder / "runs"
+        self.flags: tuple[str, ...] = ()  # of this run, also when it is resumed
 
     def start(
         self,
@@ -56,21 +61,22 @@ class Round:
         kind, moment = fault
         program = [str(TESTS / "helpers/faulty_train.py"), kind, str(moment)]
         command = [*before, sys.executable, *(["-m", "cleanba", "ppo"] if through_cli else program)]
-        return self._popen([*command, *RUN.split(), *ONE_PROCESS, "--resume", "auto", *flags], **options)
+        return self._popen([*command, *RUN.split(), *ONE_PROCESS, *AUTO, *self.flags, *flags], **options)
 
     def launch(self, *flags: str, before: tuple[str, ...] = (), **options: Any) -> Any:
         """The same run in two processes."""
         command = [*before, sys.executable, "-m", "cleanba", "launch", "a0-l0-d2", "ppo"]
-        return self._popen([*command, *RUN.split(), *TWO_PROCESSES, "--resume", "auto", *flags], **options)
+        return self._popen([*command, *RUN.split(), *TWO_PROCESSES, *AUTO, *flags], **options)
 
     def _popen(
-        self, command: list[str], *, own_group: bool = False, output: int = subprocess.PIPE
+        self, command: list[str], *, own_group: bool = False, output: int = subprocess.PIPE, **more: str
     ) -> "subprocess.Popen[str]":
+        """`more` are environment variables."""
         unset = ("JAX_NUM_CPU_DEVICES", "PJRT_NPROC")
         env = {k: v for k, v in os.environ.items() if k not in unset}
         return subprocess.Popen(
             [*command, "--runs-dir", str(self.runs)],
-            env=env | {"PYTHONPATH": str(TESTS.parent), MARK: str(self.folder)},
+            env=env | {"PYTHONPATH": f"{TESTS.parent}:{TESTS}", MARK: str(self.folder), **more},
             stdout=output,
             stderr=subprocess.STDOUT,
             text=True,
@@ -114,7 +120,7 @@ class Round:
     # ------------------------------------------------------------------------------------------- waiting
 
     def wait_for_update(self, process: Any, update: int) -> None:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + PATIENCE
         while len(self.updates()) < update:
             assert process.poll() is None, f"it ended too early\n{process.communicate()[0]}"
             assert time.monotonic() < deadline, f"update {update} was not reached"
@@ -133,22 +139,37 @@ class Round:
 
     def wait_for_handlers(self) -> None:
         """Until a process of the round handles SIGINT with a function: Python and its start come before."""
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + PATIENCE
         while not any(handles(process.pid, signal.SIGUSR1) for process in self.processes()):
             assert time.monotonic() < deadline, "no process handles signals"
             time.sleep(0.01)
 
+    def wait_for_run_dir(self, process: Any) -> None:
+        """The threads start a moment later, and compile their programs."""
+        deadline = time.monotonic() + PATIENCE
+        while not list(self.runs.glob("*/events*")):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline, "there is no run folder"
+            time.sleep(0.01)
+
     def wait_for_fault(self, process: Any) -> float:
         """Until the fault inside the process has happened; returns the time."""
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + PATIENCE
         while not (self.folder / "fault").exists():
             assert process.poll() is None and time.monotonic() < deadline, "the fault did not happen"
             time.sleep(0.005)
         return time.monotonic()
 
+    def wait_for_the_end(self, since: float) -> float:
+        """Until no process is left; returns the seconds."""
+        while left := self.processes():
+            assert time.monotonic() < since + 30, f"processes are left: {left}"
+            time.sleep(0.01)
+        return time.monotonic() - since
+
     def expect_exit(self, process: Any, since: float, code: int, *messages: str) -> float:
         """The process ends with this exit code and these messages; returns the seconds it took."""
-        output = process.communicate(timeout=300)[0] or ""
+        output = process.communicate(timeout=PATIENCE)[0] or ""
         seconds = time.monotonic() - since
         assert process.returncode == code, f"exit code {process.returncode}\n{output}"
         for message in messages:

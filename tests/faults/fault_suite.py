@@ -20,8 +20,8 @@ from typing import Any
 
 from fault_round import Result, Round
 from faults import FAULTS
+from helpers.leftovers import give_children_default_signals
 from rich.console import Console
-from rich.table import Table
 
 
 def play_round(name: str, folder: Path, rng: random.Random) -> Result:
@@ -44,22 +44,27 @@ def impossible_here(name: str) -> str:
 
 
 class State:
-    """The rounds played so far, one JSON line each; in a file, so that a suite of hours can be continued."""
+    """The rounds played so far, a JSON line each; in a file, so that a suite of hours can be continued.
+    Rounds that failed are then played again: what failed may be mended."""
 
     def __init__(self, path: Path | None, seed: int):
         self.path, self.seed = path, seed
-        self.rounds: list[tuple[str, Result | None]] = []  # the fault, and None if the round failed
+        self.rounds: dict[int, tuple[str, Result | None]] = {}  # the fault, and None if the round failed
         lines = path.read_text().splitlines() if path and path.exists() else []
         if lines:
             self.seed = json.loads(lines[0])["seed"]
-            played = map(json.loads, lines[1:])
-            self.rounds = [(r["fault"], Result(*r["result"]) if r["result"] else None) for r in played]
+            for line in map(json.loads, lines[1:]):
+                result = Result(*line["result"]) if line["result"] else None
+                self.rounds[line["round"]] = (line["fault"], result)
         else:
             self._append({"seed": seed})
 
-    def add(self, name: str, result: Result | None) -> None:
-        self.rounds.append((name, result))
-        self._append({"fault": name, "result": result})
+    def has_passed(self, number: int) -> bool:
+        return number in self.rounds and self.rounds[number][1] is not None
+
+    def add(self, number: int, name: str, result: Result | None) -> None:
+        self.rounds[number] = (name, result)
+        self._append({"round": number, "fault": name, "result": result})
 
     def _append(self, line: dict[str, Any]) -> None:
         if self.path:
@@ -74,6 +79,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(FAULTS), choices=list(FAULTS), metavar="FAULT")
     parser.add_argument("--state", type=Path, help="file of the rounds played; given again, it is continued")
     args = parser.parse_args()
+    give_children_default_signals()
     state = State(args.state, args.seed)
     console = Console(soft_wrap=True, width=max(100, Console().width))
     console.print(f"{args.rounds} rounds, --seed {state.seed}, {len(state.rounds)} of them played before")
@@ -81,8 +87,8 @@ def main() -> None:
     for name in set(args.only) - set(possible):
         console.print(f"left out: {name} {impossible_here(name)}")
     play_rounds(args.rounds, possible, state, console)
-    console.print(report(state))
-    sys.exit(any(result is None for _, result in state.rounds))
+    console.print(report(state), markup=False, highlight=False)
+    sys.exit(any(result is None for _, result in state.rounds.values()))
 
 
 def play_rounds(rounds: int, faults: list[str], state: State, console: Console) -> None:
@@ -93,8 +99,9 @@ def play_rounds(rounds: int, faults: list[str], state: State, console: Console) 
     with tempfile.TemporaryDirectory(prefix="cleanba-faults-") as folder:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/cache")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        for number in range(len(state.rounds), rounds):
-            start, name = time.monotonic(), names[number]
+        for number in [n for n in range(rounds) if not state.has_passed(n)]:
+            start = time.monotonic()
+            name = state.rounds[number][0] if number in state.rounds else names[number]
             try:
                 rng = random.Random(f"{state.seed} {number}")
                 result = play_round(name, Path(folder) / str(number), rng)
@@ -102,22 +109,27 @@ def play_rounds(rounds: int, faults: list[str], state: State, console: Console) 
                 text = f"round {number + 1}: {name} FAILED: {type(error).__name__} {error}"
                 console.print(text, markup=False, highlight=False)
                 result = None
-            state.add(name, result)
+            state.add(number, name, result)
             shutil.rmtree(Path(folder) / str(number), ignore_errors=True)
             console.print(f"round {number + 1} of {rounds}: {name}, {time.monotonic() - start:.0f} s")
 
 
-def report(state: State) -> Table:
-    table = Table("fault", "tried", "survived", "seconds to stop", "steps lost")
-    for name in dict.fromkeys(name for name, _ in state.rounds):
-        found = [result for fault, result in state.rounds if fault == name]
+def report(state: State) -> str:
+    """A table in Markdown."""
+    lines = [
+        "| fault | tried | survived | seconds to stop: median, most | steps lost: median, most |",
+        "|---|---:|---:|---|---|",
+    ]
+    for fault in FAULTS:
+        found = [result for name, result in state.rounds.values() if name == fault]
         survived = [result for result in found if result]
         seconds = [result.seconds for result in survived if result.seconds is not None]
-        stop = f"{statistics.median(seconds):.2f}, at most {max(seconds):.2f}" if seconds else "continues"
+        stop = f"{statistics.median(seconds):.2f}, {max(seconds):.2f}" if seconds else "goes on"
         lost = [result.lost for result in survived]
-        steps = f"{statistics.median(lost):.0f}, at most {max(lost)}" if any(lost) else "0"
-        table.add_row(name, str(len(found)), str(len(survived)), stop if survived else "", steps)
-    return table
+        steps = f"{statistics.median(lost):.0f}, {max(lost)}" if any(lost) else "0"
+        if found:
+            lines.append(f"| {fault} | {len(found)} | {len(survived)} | {stop} | {steps} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -39,11 +39,31 @@ def forwarded(round: Round) -> Result:
     return expect_saved(round, process, press_ctrl_c(process), "after update")
 
 
+def followed_by_sigterm(round: Round) -> Result:
+    """As from a launcher or a scheduler that is in a hurry."""
+    process = round.start(own_group=True)
+    round.wait_for_random_moment(process, first=1)
+    pressed = press_ctrl_c(process)
+    time.sleep(round.rng.random() / 20)
+    process.terminate()
+    return expect_saved(round, process, pressed, "after update")
+
+
 def while_starting(round: Round) -> Result:
     """While Python imports, JAX compiles, or the first updates are made."""
     process = round.start(before=round.rng.choice(WRAPPERS), own_group=True, through_cli=True)
     round.wait_for_handlers()
     time.sleep(6 * round.rng.random())
+    return expect_saved(round, process, press_ctrl_c(process))
+
+
+def while_compiling(round: Round) -> Result:
+    """Nothing is in the cache; a larger network takes seconds."""
+    round.flags = ("--hiddens", "256", "256", "256", "--num-minibatches", "4")
+    before, cache = round.rng.choice(WRAPPERS), str(round.folder / "cache")
+    process = round.start(before=before, own_group=True, JAX_COMPILATION_CACHE_DIR=cache)
+    round.wait_for_run_dir(process)
+    time.sleep(2 * round.rng.random())
     return expect_saved(round, process, press_ctrl_c(process))
 
 
@@ -101,7 +121,9 @@ def full_output(round: Round) -> Result:
 
 SIGNAL_FAULTS: dict[str, Callable[[Round], Result]] = {
     "Ctrl-C that is passed on": forwarded,
+    "Ctrl-C followed by SIGTERM": followed_by_sigterm,
     "Ctrl-C while starting": while_starting,
+    "Ctrl-C while compiling": while_compiling,
     "Ctrl-C in the evaluation": after_training("evaluation"),
     "Ctrl-C in the upload": after_training("upload"),
     "Ctrl-C to a job of two, passed on": forwarded_to_job,

@@ -141,7 +141,7 @@ def test_a_signal_saves_a_checkpoint_and_exits_with_75(tmp_path, start, number, 
     (run_dir,) = (tmp_path / "runs").iterdir()
     rows = read_rows(run_dir)
     assert [row["update"] for row in rows] == list(range(1, len(rows) + 1)) and len(rows) >= 3
-    resume = f"--resume runs/{run_dir.name} continues it"
+    resume = f"`cleanba ppo --resume runs/{run_dir.name}` continues it"
     assert f"stopped by {number.name} after update {len(rows)} of 781250; {resume}" in errors
     assert "Traceback" not in errors
     assert read_args(run_dir)["layout"] == "a0-l0-d1"

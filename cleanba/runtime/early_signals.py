@@ -1,0 +1,30 @@
+"""Signals that reach a training script while Python imports, before `command` handles them.
+
+Importing this first is enough: `python cleanba/cleanba_ppo.py` then ends with one line and the exit code of a
+run that can be started again. An exception would do neither: raised inside an import it becomes a traceback,
+or is lost in a library that catches it, and the run goes on.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from cleanba.runtime import signals
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def _leave(number: int, _: object) -> None:
+    os.write(2, f"stopped by {signal.Signals(number).name} before anything was done\n".encode())
+    os._exit(signals.PREEMPTED)
+
+
+def _is_script() -> bool:
+    """Whether this process runs one of Cleanba's files: others handle signals as they like."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    return path is not None and Path(path).resolve().parent == PACKAGE
+
+
+if _is_script():
+    signals.handle_until_command(_leave)
