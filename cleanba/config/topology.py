@@ -18,6 +18,19 @@ class Topology(NamedTuple):
         actors, learners = (",".join(map(str, ids)) for ids in (self.actor_ids, self.learner_ids))
         return f"a{actors}-l{learners}-d{self.processes}"
 
+    def in_words(self) -> str:
+        """device 0 acts, devices 1, 2, 3 learn"""
+        actors, learners = set(self.actor_ids), set(self.learner_ids)
+        parts = {"act and learn": actors & learners, "act": actors - learners, "learn": learners - actors}
+        words = []
+        for verbs, ids in parts.items():
+            if len(ids) == 1:
+                words.append(f"device {min(ids)} {verbs.replace('act', 'acts').replace('learn', 'learns')}")
+            elif ids:
+                words.append(f"devices {', '.join(map(str, sorted(ids)))} {verbs}")
+        where = f" in each of {self.processes} processes" if self.processes > 1 else ""
+        return ", ".join(words) + where
+
     @staticmethod
     def parse(layout: str) -> "Topology":
         match = re.fullmatch(r"a(\d+(?:,\d+)*)-l(\d+(?:,\d+)*)(?:-d([1-9]\d*))?", layout)

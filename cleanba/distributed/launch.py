@@ -14,26 +14,31 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from cleanba.algorithms import ALGORITHMS
+from cleanba.algorithms import ALGORITHMS, PRESETS
 from cleanba.config.errors import UsageError
 from cleanba.config.topology import Topology
 from cleanba.distributed import handshake
+from cleanba.records.run_folder import ARGS
+from cleanba.records.run_status import RunStatus, resume_command, run_status
 from cleanba.runtime.children import tied_to_parent
 from cleanba.runtime.command import ANOTHER_PROCESS, command
 from cleanba.runtime.machine import visible_gpus
 from cleanba.runtime.messages import say
-from cleanba.runtime.signals import leave_at_once, on_stop
+from cleanba.runtime.signals import PREEMPTED, leave_at_once, on_stop
 
 USAGE = """usage: {prog} LAYOUT COMMAND [flags]
 
-  LAYOUT   e.g. a0-l1,2,3-d2: actor device 0 and learner devices 1, 2, 3 in each of two processes
-  COMMAND  {algorithms}, or a script, e.g. cleanba/cleanba_ppo_envpool_impala_atari_wrapper.py
-  flags    those of the command; device ids and --distributed come from the layout
+  LAYOUT   e.g. a0-l1,2,3-d2: actor device 0 and learner devices 1, 2, 3 in each
+           of two processes
+  COMMAND  {algorithms}, a preset such as ppo-continuous, or a .py file
+  flags    those of the command; device ids and --distributed come from the
+           layout
 
-Each process gets its own GPUs, or virtual CPU devices if there are none. Its rank is put in front of its
-output lines. If one process fails, all end; the exit code is that of the first one that failed on its own.
-SIGINT, SIGTERM and SIGUSR1 go to all processes, which save a checkpoint and exit with code 75; a Ctrl-C after
-that kills them."""
+Each process gets its own GPUs, or virtual CPU devices if there are none. Its
+rank is put in front of its output lines. If one process fails, all end; the
+exit code is that of the first one that failed on its own. SIGINT, SIGTERM and
+SIGUSR1 go to all processes, which save a checkpoint and exit with code 75; a
+Ctrl-C after that kills them."""
 LAYOUT_FLAGS = ("--actor-device-ids", "--learner-device-ids", "--distributed", "--no-distributed")
 EXIT_SECONDS = 10.0  # for the others to exit by themselves after one has failed
 MIN_CORES = 4  # per process, for cores to be pinned at all
@@ -54,6 +59,7 @@ def main(argv: list[str], prog: str = "cleanba launch") -> None:
 def launch(topology: Topology, program: str, flags: list[str]) -> int:
     commands = command_lines(topology, program, flags)
     processes: list[Process] = []
+    started = time.time()
     with forward_signals(processes) as signals:
         for rank, (argv, env) in enumerate(commands):
             processes.append(Process(rank, argv, env))
@@ -64,10 +70,13 @@ def launch(topology: Topology, program: str, flags: list[str]) -> int:
     if not failed:
         return 0
     first = next((p for p in failed if p.exit_code != ANOTHER_PROCESS), failed[0])
-    if signals:  # it was asked to stop
-        return first.exit_code
-    say(f"process {first.rank} failed first, with exit code {first.exit_code}:")
-    say("".join(first.errors))
+    if not signals and first.exit_code != PREEMPTED:  # nobody has asked it to stop
+        say("\n".join([first.ending, *(line.rstrip("\n") for line in first.errors)]))
+        said = [line.rstrip("\n") for p in processes for line in p.errors if line.startswith("lost: ")]
+        if said and said[-1] + "\n" not in first.errors:
+            say(said[-1])
+        elif not said and (run := run_since(started, topology, flags)):
+            say(what_is_lost(run))
     return first.exit_code
 
 
@@ -80,11 +89,11 @@ def command_lines(
             raise UsageError(f"{flag} is set by the layout {topology}; leave it out")
     if program.endswith(".py"):
         start = [sys.executable, *_start_of_file(Path(program))]
-    elif program in ALGORITHMS:
+    elif program in ALGORITHMS or program in PRESETS:
         start = [sys.executable, "-m", "cleanba", program]
     else:
         names = ", ".join(ALGORITHMS)
-        raise UsageError(f"cleanba launch cannot start {program!r}; give {names} or a .py file")
+        raise UsageError(f"cleanba launch cannot start {program!r}; give {names}, a preset or a .py file")
     ids = (topology.actor_ids, topology.learner_ids)
     for flag, values in zip(LAYOUT_FLAGS, ids, strict=False):
         start += [flag, *map(str, values)]
@@ -138,6 +147,42 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+# ---------------------------------------------------------------------------------- the run of a dead process
+
+
+def run_since(started: float, topology: Topology, flags: list[str]) -> RunStatus | None:
+    """The run that this job has begun or continued, if it came so far: process 0 may be past telling."""
+    resumed = _value("--resume", flags)
+    all_folders = Path(_value("--runs-dir", flags) or "runs").glob("*/")
+    folders = all_folders if resumed in (None, "auto") else [Path(resumed)]
+    found: list[tuple[float, Path]] = []
+    for folder in folders:
+        with suppress(OSError):
+            found.append(((folder / ARGS).stat().st_mtime, folder))  # written at each start
+    recent = (run_status(folder) for time, folder in sorted(found, reverse=True) if time >= started - 1)
+    ended = (run for run in recent if run.state in ("stopped", "empty"))
+    return next((run for run in ended if run.record.get("layout") == str(topology)), None)
+
+
+def _value(name: str, flags: list[str]) -> str | None:
+    """Of this flag, the last time that it is given."""
+    value = None
+    for flag, following in zip(flags, [*flags[1:], None], strict=False):
+        given, equals, attached = flag.partition("=")
+        if given.replace("_", "-") == name:
+            value = attached if equals else following
+    return value
+
+
+def what_is_lost(run: RunStatus) -> str:
+    done = run.last.get("global_step", 0)
+    if run.checkpoint is None:
+        return f"lost: all {done:,} steps; there was no checkpoint yet in {run.folder}"
+    since = f"{max(0, done - (run.resumes_at or done)):,} steps since the checkpoint of update"
+    resume = resume_command(run.folder, run.record)
+    return f"lost: {since} {run.checkpoint}; `{resume}` continues from it"
+
+
 # ---------------------------------------------------------------------------------------------- processes
 
 
@@ -169,6 +214,19 @@ class Process:
         """As in a shell: 128 plus the signal if a signal killed it."""
         code = self._child.returncode
         return code if code >= 0 else 128 - code
+
+    @property
+    def ending(self) -> str:
+        """The line before what it wrote to stderr, which may be nothing."""
+        colon = ":" if self.errors else ""
+        if (code := self._child.returncode) >= 0:
+            return f"process {self.rank} failed first, with exit code {code}{colon}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:  # a real-time signal
+            name = f"signal {-code}"
+        perhaps = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"process {self.rank} was killed by {name}{perhaps}{colon}"
 
     def wait(self) -> None:
         """Until it has ended and all of its output has been forwarded."""

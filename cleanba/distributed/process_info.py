@@ -13,6 +13,7 @@ from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs, flag
 from cleanba.distributed.connection import Message
 from cleanba.runtime.code_version import code_digest
+from cleanba.runtime.messages import say
 
 
 class ProcessInfo(NamedTuple):
@@ -30,10 +31,15 @@ class ProcessInfo(NamedTuple):
 
 def resolve_process(args: RunArgs) -> ProcessInfo:
     """From JAX's environment variables, else from SLURM's."""
-    if not args.distributed:
-        return ProcessInfo("", 1, 0)
     env = os.environ
     slurm = {"SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID"} <= env.keys()
+    if not args.distributed:
+        if slurm and env["SLURM_NTASKS"] != "1" and env["SLURM_PROCID"] == "0":
+            say(
+                f"warning: each of the {env['SLURM_NTASKS']} tasks of this SLURM step trains alone; add "
+                "--distributed to make them one run, or give each a --seed of its own"
+            )
+        return ProcessInfo("", 1, 0)
     found = {
         "JAX_COORDINATOR_ADDRESS": _slurm_address() if slurm else None,
         "JAX_NUM_PROCESSES": env.get("SLURM_NTASKS") if slurm else None,

@@ -63,13 +63,13 @@ def test_more_processes_give_the_same_run(run, start, tmp_path, which, processes
     same = sizes | memory | dict(env_id="CartPole-v1", total_timesteps=5 * 16 * 24)
     alone = ALGORITHMS[which] | same | dict(local_num_envs=24)
     reference, reference_rows = run(sgd(which), **alone)
-    unmoved, _ = run(sgd(which, scale=0.0), **alone)
+    unmoved, _ = run(sgd(which, scale=0.0), **alone | dict(total_timesteps=16 * 24))
     assert distance(unmoved.model.params, reference.model.params) > 1e-3, "SGD moved nothing: no test"
 
     runs_dir = tmp_path / "job"
     layout = dict(local_num_envs=24 // processes, learner_device_ids=learners)
     flags = as_flags(same | layout | dict(runs_dir=runs_dir, save_model=True))
-    job = start(processes, which, *flags, script=SAME_RUN, devices=3)
+    job = start(processes, which, *flags, script=SAME_RUN, devices=max(learners) + 1)
     assert exit_codes(job) == [0] * processes, outputs(job)
     (run_dir,) = runs_dir.iterdir()  # only process 0 has one
     rows = [row for row in read_rows(run_dir) if "update" in row]
@@ -148,7 +148,7 @@ def test_params_that_differ_between_processes_end_the_run():
 @pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Breakout-v5"])
 def test_the_two_terminals_of_the_readme(start, tmp_path, env_id):
-    """With exactly the SLURM variables of the README; small sizes are added."""
+    """With exactly the SLURM variables of docs/distributed.md; small sizes are added."""
     script = str(REPO / "cleanba/cleanba_ppo_envpool_impala_atari_wrapper.py")
     job_id = str(26017 + os.getpid())  # another port than other test runs
     variables = dict(

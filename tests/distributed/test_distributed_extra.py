@@ -1,4 +1,5 @@
-"""What travels with the params, in a job of two processes: merged from global sums, saved, broadcast."""
+"""What travels with the params, in a job of two processes: merged from global sums, saved, broadcast. Its
+slice in `make test` is in test_distributed_tasks.py."""
 
 import numpy as np
 import optax
@@ -22,6 +23,7 @@ run_command(cleanba_ppo.Args(), make_algorithm, description="", argv=sys.argv[1:
 SIZES = "--env-id CartPole-v1 --num-steps 16 --num-minibatches 2 --inference-batch 6 --hiddens 16"
 
 
+@pytest.mark.slow
 def test_statistics_of_two_processes_are_those_of_one(run, start, tmp_path, monkeypatch):
     parts = dict(next_extra=next_stats, optimizer=optax.identity(), learning_rate=lambda update, extra: 0.01)
     monkeypatch.setattr(cleanba_ppo, "make_agent", normalizing_agent)

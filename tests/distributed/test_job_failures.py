@@ -67,7 +67,8 @@ def test_an_exception_in_one_process_ends_all(start, tmp_path, rank):
     assert (failed.exit_code(), other.exit_code()) == (1, 3), outputs(job)
     assert time.time() - (tmp_path / "failed").stat().st_mtime < 15
     assert "RuntimeError: the emulator caught fire" in failed.output
-    assert re.search(r"lost: \d+ steps since the checkpoint of update \d+; --resume runs/", job[0].output)
+    kept = r"update \d+; `cleanba launch a0-l0-d2 ppo --resume runs/"
+    assert re.search(rf"lost: \d+ steps since the checkpoint of {kept}", job[0].output)
     assert failed.output.count("Traceback") == 1
     assert re.search(
         rf"error: process {rank} \(pid \d+ on .*\) failed: RuntimeError: the emulator caught fire",

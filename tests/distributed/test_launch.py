@@ -66,7 +66,7 @@ def test_the_layout_becomes_flags_and_variables(monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["a0-l1", "dqn"], "cannot start 'dqn'; give ppo, impala or a .py file"),
+        (["a0-l1", "dqn"], "cannot start 'dqn'; give ppo, impala, a preset or a .py file"),
         (["b0-l1", "ppo"], "layout 'b0-l1' is not of the form"),
         (["a0-l1-d2"], "needs a layout and a command"),
         (
@@ -129,7 +129,8 @@ def test_a_process_that_exits_because_of_another_did_not_fail_first(tmp_path):
     (tmp_path / "exiting.py").write_text(script)
     command = launch(tmp_path, "a0-l0-d2", "exiting.py")
     _, errors = command.communicate(timeout=30)
-    assert command.returncode == 5 and "process 0 failed first, with exit code 5" in errors
+    assert command.returncode == 5, errors
+    assert "process 0 failed first, with exit code 5" in errors
 
 
 def test_a_process_that_does_not_exit_is_killed(tmp_path):
@@ -140,10 +141,67 @@ def test_a_process_that_does_not_exit_is_killed(tmp_path):
     (tmp_path / "stubborn.py").write_text(script)
     launching = "launch.main(['a0-l0-d2', 'stubborn.py'])"
     impatient = f"from cleanba.distributed import launch; launch.EXIT_SECONDS = 1; {launching}"
-    command = subprocess.Popen(
-        [sys.executable, "-c", impatient], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPO)}
+    command = subprocess.run(
+        [sys.executable, "-c", impatient],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    assert command.wait(30) == 137
+    assert command.returncode == 137
+    assert command.stderr.splitlines()[-1] == "process 1 was killed by SIGKILL (out of memory?)"
+
+
+KILLED = """
+import json, os, time
+from pathlib import Path
+if os.environ["JAX_PROCESS_ID"] == "0":
+    folder = Path("out/x")
+    (folder / "checkpoints").mkdir(parents=True)
+    record = {"args": {}, "plan": {"batch_size": 100}, "layout": "a0-l0-d2", "algorithm": "ppo"}
+    (folder / "args.json").write_text(json.dumps(record))
+    (folder / "metrics.jsonl").write_text('{"update": 5, "global_step": 500}\\n')
+    CHECKPOINT
+    os.kill(os.getpid(), 9)
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "last"),
+    [
+        (
+            '(folder / "checkpoints/update-3.safetensors").touch()',
+            "lost: 200 steps since the checkpoint of update 3; "
+            "`cleanba launch a0-l0-d2 ppo --resume out/x` continues from it",
+        ),
+        ("pass", "lost: all 500 steps; there was no checkpoint yet in out/x"),
+    ],
+)
+def test_what_a_killed_process_0_cannot_say_the_launcher_says(tmp_path, checkpoint, last):
+    old = tmp_path / "out/old"
+    old.mkdir(parents=True)
+    (old / "args.json").write_text('{"args": {}, "layout": "a0-l0-d2"}')
+    os.utime(old / "args.json", (0, 0))
+    (tmp_path / "killed.py").write_text(KILLED.replace("CHECKPOINT", checkpoint))
+    command = launch(tmp_path, "a0-l0-d2", "killed.py", "--runs-dir", "out")
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 137
+    assert errors.splitlines()[-2:] == ["process 0 was killed by SIGKILL (out of memory?)", last]
+
+
+def test_what_process_0_has_said_is_lost_stands_at_the_end(tmp_path):
+    script = """
+import os, sys, time
+if os.environ["JAX_PROCESS_ID"] == "1":
+    os.kill(os.getpid(), 9)
+time.sleep(0.5)
+sys.exit("lost: 7 steps")
+"""
+    (tmp_path / "saying.py").write_text(script)
+    _, errors = launch(tmp_path, "a0-l0-d2", "saying.py").communicate(timeout=60)
+    assert errors.splitlines()[-1] == "lost: 7 steps"
 
 
 CHATTY = "for i in range(20_000): print(f'line {i} of some output that is more than a pipe holds')"
@@ -216,7 +274,8 @@ def test_a_signal_stops_all_processes_cleanly(tmp_path, number):
     for rank in (0, 1):
         waiting = f"[{rank}] {number.name}: waiting for all 2 processes to complete the current update"
         assert waiting in errors
-    assert re.search(rf"\[0\] stopped by {number.name} after update \d+ of \d+; --resume", errors)
+    resume = r"`cleanba launch a0-l0-d2 ppo --resume runs/\S+` continues it"
+    assert re.search(rf"\[0\] stopped by {number.name} after update \d+ of \d+; {resume}", errors)
     assert re.search(r"\[1\] stopped by .* after update \d+ of \d+, with the other processes", errors)
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive

@@ -38,6 +38,19 @@ def test_the_job_is_found_in_the_environment(set_variables, variables, info):
     assert resolve_process(Args()).processes == 1
 
 
+def test_tasks_that_train_alone_are_told_so_once(set_variables, capfd):
+    set_variables(SLURM | dict(SLURM_PROCID="0"))
+    resolve_process(Args(distributed=True))
+    assert not capfd.readouterr().err
+    resolve_process(Args())
+    warning = "warning: each of the 2 tasks of this SLURM step trains alone; add --distributed"
+    assert capfd.readouterr().err.startswith(warning)
+    for quiet in (dict(SLURM_PROCID="1"), dict(SLURM_NTASKS="1", SLURM_PROCID="0")):
+        set_variables(SLURM | quiet)
+        resolve_process(Args())
+    assert not capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
