@@ -13,6 +13,7 @@ from rich.console import Console
 
 from cleanba.envs.episodes import Episode, EpisodeTracker
 from cleanba.envs.factory import make_envs
+from cleanba.envs.gymnasium_envs import render_fps
 from cleanba.envs.seeding import EVALUATION, env_seeds
 from cleanba.envs.spec import VectorEnv
 from cleanba.evaluation.atari_scores import human_normalized
@@ -20,8 +21,10 @@ from cleanba.evaluation.model import Model, check_environment
 from cleanba.evaluation.video import Video
 from cleanba.runtime.files import atomic_write
 from cleanba.runtime.machine import free_cores
+from cleanba.runtime.messages import say
 
 MAX_ENVS = 64
+LONG_EPISODE = 100_000  # steps, after which a notice says how to end it
 
 
 class Evaluation(NamedTuple):
@@ -29,9 +32,14 @@ class Evaluation(NamedTuple):
     seed: int
     episodes: list[Episode]  # in the order in which they began; Atari: whole games
 
+    @property
+    def returns(self) -> np.ndarray:
+        """Of each episode, unclipped."""
+        return np.array([episode.episodic_return for episode in self.episodes])
+
     def scores(self) -> dict[str, float]:
         """Statistics of the unclipped returns."""
-        returns = np.array([episode.episodic_return for episode in self.episodes])
+        returns = self.returns
         numbers = {
             "episodic_return": returns.mean(),
             "episodic_return_std": returns.std(),
@@ -109,22 +117,31 @@ def _play(
     tracker = EpisodeTracker(num_envs)
     envs.reset()
     obs = envs.receive().obs
+    if video:
+        video.add(envs.render())
     valid = np.ones(num_envs, np.bool_)
     episode_start = np.ones(num_envs, np.bool_)
-    step = 0
+    step, said = 0, False
     while len(finished) < episodes:
-        if video and 0 not in finished:
-            video.add(envs.render())
+        filmed = video if 0 not in finished else None
         steps = np.full(num_envs, step, np.int32)
         action, state = play(published, obs, state, episode_start, env_id, steps)
         envs.send(np.asarray(action), env_id)
         env_step = envs.receive()
+        if filmed:
+            filmed.add(envs.render())  # before the environment begins its next episode
         for e, episode in tracker.add(env_step, valid).items():
             if number[e] < episodes:
                 finished[int(number[e])] = episode
                 progress(len(finished))
             number[e] = begun
             begun += 1
+        if (long := tracker.length == LONG_EPISODE).any() and not said:
+            said = True
+            say(
+                f"episode {number[long][0] + 1} has lasted {LONG_EPISODE:,} steps; "
+                "--env-options '{\"max_episode_steps\": …}' ends them"
+            )
         obs, episode_start = env_step.obs, ~valid
         valid = ~(env_step.terminated | env_step.truncated)
         step += 1
@@ -139,6 +156,10 @@ def show_progress(console: Console, episodes: int) -> Iterator[Callable[[int], N
 
 
 def recording(model: Model, path: Path | None) -> AbstractContextManager[Video | None]:
-    """A video to pass to `evaluate`, in which Atari runs at its own speed; None if there is no path."""
-    # Atari has 60 frames per second.
-    return Video(path, fps=60 / model.env.options.get("frame_skip", 2)) if path else nullcontext()
+    """A video to pass to `evaluate`, in which the environment runs at its own speed; None if there is no
+    path."""
+    if path is None:
+        return nullcontext()
+    check_environment(model)
+    known = render_fps(model.env) if model.env.backend == "gymnasium" else None
+    return Video(path, fps=known or 60 / model.env.options.get("frame_skip", 2))  # Atari has 60 a second

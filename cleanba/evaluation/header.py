@@ -28,14 +28,19 @@ class Header(NamedTuple):
     flags: dict[str, Any]
     env: EnvSpec
     steps: int
-    probe: list[Any] | None
+    probe: list[Any] | None  # what its policy answered to fixed observations
 
 
 def read_header(
-    path: Path, metadata: dict[str, str], given: dict[str, Any], env_id: str | None = None
+    path: Path,
+    metadata: dict[str, str],
+    given: dict[str, Any],
+    env_id: str | None = None,
+    *,
+    is_own: bool = False,
 ) -> Header:
     """`given` are the environment's options that the user has named: they go over those of the model. So
-    does `env_id`."""
+    does `env_id`. An environment that `is_own` is made by a class or function that the user has given."""
     try:
         version = int(metadata["format"])
     except (KeyError, ValueError):
@@ -50,12 +55,13 @@ def read_header(
         name = metadata.get("algorithm") or ("ppo" if "clip_coef" in flags else "impala")
         env = env_from_json(json.loads(metadata["env"]))
         env = env._replace(options=env.options | given, env_id=env_id or env.env_id)
-        header = Header(name, flags, env, int(metadata["steps"]), json.loads(metadata.get("probe", "null")))
+        answers = metadata.get("answers") or metadata.get("probe", "null")  # models of before have fewer
+        header = Header(name, flags, env, int(metadata["steps"]), json.loads(answers))
         _check(header)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise damaged(path, error) from error
     check_module(path, env, env_id)
-    check_options(path, env, given)
+    check_options(path, env, given | own_options(env) if is_own else given)
     return header
 
 
@@ -107,6 +113,18 @@ def check_module(path: Path, env: EnvSpec, given: str | None) -> None:
             f"{path} was trained in {name} of the module {module}, which would be executed; "
             f"allow it with --env-id {module}:{name}"
         )
+
+
+def own_options(env: EnvSpec) -> dict[str, Any]:
+    """The options of the model that go to a class of the user's own, which knows them; and of ours, those
+    that ask for no more memory or time than a training would."""
+    if env.backend != "gymnasium":  # its library would get them
+        return {}
+    return {
+        name: value
+        for name, value in env.options.items()
+        if name not in ("action_repeat", "frame_stack") or (type(value) is int and value <= MAX_LAYERS)
+    }
 
 
 def check_options(path: Path, env: EnvSpec, given: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,8 @@ def model_card(model: Model, repo_id: str, evaluation: Evaluation | None) -> str
             f"{x.dtype.name} [batch, {', '.join(map(str, x.shape))}]" for x in jax.tree.leaves(env.obs)
         ),
         flags=json.dumps(vars(args), indent=2),
-        algorithm_flag="" if ours else f" --algorithm {model.algorithm_name}",
-        algorithm_argument="" if ours else f', "{model.algorithm_name}"',
+        algorithm_flag="" if ours else f" --algorithm {shlex.quote(model.algorithm_name)}",
+        algorithm_argument="" if ours else f", {model.algorithm_name!r}",
     )
     return f"---\n{metadata.to_yaml()}\n---\n\n{text}"
 

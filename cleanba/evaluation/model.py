@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +20,17 @@ from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs, check_types
 from cleanba.config.topology import Topology
 from cleanba.envs.factory import NAMES, describe
-from cleanba.envs.spec import EnvSpec, env_to_json
+from cleanba.envs.spec import ArraySpec, EnvSpec, env_to_json
 from cleanba.evaluation.header import FORMAT, Header, damaged, describe_env, read_header
 from cleanba.runtime.files import atomic_write, open_regular
 from cleanba.runtime.messages import printable
 from cleanba.runtime.tensors import check_tensors, named_leaves, named_tensors, slice_type, tensor_type
 
 SUFFIX = ".cleanrl_model"
-PROBE_ROWS = 16  # observations to which a model remembers its policy's answers
-PROBE_TOLERANCE = 0.05  # of these answers: another device or precision rounds differently
+PROBE_ROWS = 16  # observations in a call, to which a model remembers its policy's answers
+PROBE_SCALES = (1.0, 4.0, 0.25, 16.0)  # of these observations, one call each; models of before have the first
+PROBE_TOLERANCE = 0.02  # in deviations of an answer over its call: another device rounds differently
+PROBE_ROUNDING = {"float32": 1e-4, "bfloat16": 1e-2}  # of an answer itself, by --compute-dtype
 PROBE_AGREEMENT = 0.75  # share of the rows that must agree: a rounded number may flip an action
 
 
@@ -36,7 +40,7 @@ class Model(NamedTuple):
     steps: int  # environment steps trained
     params: Params  # on the host
     algorithm: Algorithm  # whose policy it is; not in the file
-    algorithm_name: str  # one of ALGORITHMS, or the name of the user's file
+    algorithm_name: str  # one of ALGORITHMS, or the path of the user's file
     extra: Extra = ()  # on the host
 
     @property
@@ -54,26 +58,37 @@ def save_model(path: Path, model: Model, *, with_probe: bool = True) -> None:
         "steps": str(model.steps),
     }
     if with_probe:
-        metadata["probe"] = json.dumps([x.tolist() for x in probe(model)])
+        metadata["answers"] = json.dumps([x.tolist() for x in probe(model)])
     extra = {f"extra/{name}": x for name, x in named_tensors(model.extra).items()}
     atomic_write(path, save(named_tensors(model.params) | extra, metadata))
 
 
 def probe(model: Model) -> list[np.ndarray]:
-    """What the policy answers to fixed random observations [B, ...]: greedy actions, sampled actions, and
-    what an actor writes down with these. On the CPU, which every machine has."""
+    """What the policy answers to fixed random observations [calls * B, ...]: greedy actions, sampled actions,
+    and what an actor writes down with these, such as their log-probabilities. A policy with a memory has the
+    calls before in it. On the CPU, which every machine has."""
     rng, rows = np.random.default_rng(0), np.arange(PROBE_ROWS, dtype=np.int32)
-    obs = jax.tree.map(lambda spec: spec.random(rng, PROBE_ROWS), model.env.obs)
     algorithm, key = model.algorithm, jax.random.key(0)
 
-    def answers(published: Published, obs: Any, state: Any) -> Any:
-        inputs: Any = (key, published, obs, state, rows == 0, rows, rows)
-        return algorithm.play(*inputs, greedy=True)[0], algorithm.act(*inputs)[0]
+    def observe(spec: ArraySpec, scale: float) -> np.ndarray:
+        obs = spec.random(rng, PROBE_ROWS)
+        return obs * np.asarray(scale, obs.dtype) if obs.dtype.kind == "f" else obs
 
-    with jax.default_device(_cpu()):
-        seen = jax.device_put((model.published, obs, algorithm.initial_state(PROBE_ROWS)))
-        found = jax.device_get(jax.jit(answers)(*seen))
-    return [np.asarray(x, np.float64) for x in jax.tree.leaves(found)]
+    @jax.jit
+    def answer(published: Published, obs: Any, state: Any, start: Any, step: Any) -> Any:
+        inputs: Any = (key, published, obs, state, start, rows, step)
+        decision, state = algorithm.act(*inputs)
+        return (algorithm.play(*inputs, greedy=True)[0], decision), state
+
+    found = []
+    with jax.default_device(_cpu()), jax.default_matmul_precision("highest"):
+        published, state = jax.device_put((model.published, algorithm.initial_state(PROBE_ROWS)))
+        for call, scale in enumerate(PROBE_SCALES):
+            obs = jax.tree.map(partial(observe, scale=scale), model.env.obs)
+            start = (rows == 0) & (call == 0)
+            answers, state = answer(published, obs, state, start, rows + call * PROBE_ROWS)
+            found.append([np.asarray(x, np.float64) for x in jax.tree.leaves(jax.device_get(answers))])
+    return [np.concatenate(leaf) for leaf in zip(*found, strict=True)]
 
 
 def _cpu() -> jax.Device | None:
@@ -85,17 +100,20 @@ def _cpu() -> jax.Device | None:
 
 def load_model(
     path: Path,
-    algorithm: str | None = None,
+    algorithm: Any = None,
     env_options: dict[str, Any] | None = None,
     env_id: str | None = None,
+    *,
+    is_own: bool = False,
 ) -> Model:
     """With the `algorithm` that trained it: by default the one of ALGORITHMS that it names. The name of a
-    file is never imported; the user must give that file. `env_options` go over the model's own, and `env_id`
-    is the same environment by another name: a module that has it is imported only if the user names it."""
+    file is never imported; the user must give that file, or its module. `env_options` go over the model's
+    own, and `env_id` is the same environment by another name: a module that has it is imported only if the
+    user names it. `is_own`: the user gives the class or function that makes the environment."""
     try:
         os.close(open_regular(path))
         with safe_open(path, framework="numpy") as file:
-            header = read_header(path, file.metadata() or {}, env_options or {}, env_id)
+            header = read_header(path, file.metadata() or {}, env_options or {}, env_id, is_own=is_own)
             model = _read(path, file, header, algorithm)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -113,29 +131,35 @@ def load_model(
 
 def _answers_as_before(path: Path, before: list[Any], model: Model) -> bool:
     try:
-        return agree(before, probe(model))
-    except (TypeError, ValueError) as error:  # no arrays of numbers
+        now = [x[: len(before[0])] for x in probe(model)]
+        return agree(before, now, PROBE_ROUNDING[model.args.compute_dtype])
+    except (TypeError, ValueError, IndexError) as error:  # no arrays of numbers
         raise damaged(path, error) from error
 
 
-def agree(before: list[Any], now: list[np.ndarray]) -> bool:
+def agree(before: list[Any], now: list[np.ndarray], rounding: float) -> bool:
     """Of two probes. What was written down with a sampled action is compared where the action is the same."""
     if [np.shape(x) for x in before] != [x.shape for x in now]:
         return False
 
     def rows_agree(a: Any, b: np.ndarray) -> np.ndarray:
-        close = np.isclose(a, b, rtol=PROBE_TOLERANCE, atol=PROBE_TOLERANCE, equal_nan=True)
-        return close.reshape(PROBE_ROWS, -1).all(axis=1)
+        """A policy that is hardly trained answers nearly the same to everything: what counts is how far an
+        answer is from the one before, next to how far those of its call are from each other."""
+        was, now = (np.asarray(x, np.float64).reshape(-1, PROBE_ROWS, b[0].size) for x in (a, b))
+        with np.errstate(invalid="ignore"):
+            limit = PROBE_TOLERANCE * was.std(axis=1, keepdims=True) + rounding * np.abs(was)
+            close = (was == now) | (np.abs(was - now) <= limit) | (np.isnan(was) & np.isnan(now))
+        return close.all(axis=2).reshape(-1)
 
     greedy, same, *record = (rows_agree(a, b) for a, b in zip(before, now, strict=True))
     return all(rows.mean() >= PROBE_AGREEMENT for rows in (greedy, same, *(rows[same] for rows in record)))
 
 
-def _read(path: Path, file: Any, header: Header, algorithm: str | None) -> Model:
+def _read(path: Path, file: Any, header: Header, algorithm: Any) -> Model:
     name = header.algorithm
     if algorithm is None and name not in ALGORITHMS:
         shown = printable(name)
-        raise UsageError(f"{path} was trained by {shown}; give that file: --algorithm {shown}")
+        raise UsageError(f"{path} was trained by {shown}; give that file: --algorithm {shlex.quote(shown)}")
     module = load_algorithm(algorithm or name)
     known = {field.name for field in dataclasses.fields(module.Args)}
     try:
@@ -195,7 +219,9 @@ def check_environment(model: Model) -> None:
     try:
         installed = describe(model.env)
     except UsageError as error:
-        reason = printable(str(error))
+        reason = "\n".join(map(printable, str(error).split("\n")))
+        if ":" in model.env.env_id:  # the user has named it
+            raise UsageError(reason) from error
         raise UsageError(f"the model's environment is not in the installed {library}: {reason}") from error
     if installed != model.env:
         raise UsageError(

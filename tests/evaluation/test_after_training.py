@@ -27,7 +27,8 @@ def test_a_run_saves_evaluates_and_records_a_video(run):
     assert record["scores"]["episodic_return"] == evaluation["eval/episodic_return"]
     assert len(record["games"]) == 10
     assert evaluate(load_model(outcome.saved), episodes=10, seed=1) == outcome.evaluation
-    assert len(read_video(outcome.run_dir / "replay.mp4")[1]) == outcome.evaluation.episodes[0].length
+    frames = outcome.evaluation.episodes[0].length + 1  # that of the reset, too
+    assert len(read_video(outcome.run_dir / "replay.mp4")[1]) == frames
 
 
 def test_a_run_whose_evaluation_fails_keeps_its_model_and_reports_it(run, monkeypatch, capsys):
@@ -107,7 +108,7 @@ def test_an_environment_that_cannot_be_recorded_is_refused_before_the_training(r
 )
 def test_a_missing_extra_is_named_before_the_training(run, tmp_path, monkeypatch, flag, module_name, extra):
     monkeypatch.setitem(sys.modules, module_name, None)
-    message = f"--{flag.replace('_', '-')} needs {module_name}; .*'.\\[{extra}\\]'"
+    message = f"--{flag.replace('_', '-')} needs {module_name}; .*\\[{extra}\\]'"
     with pytest.raises(UsageError, match=message):
         run(**{flag: True})
     assert not list(tmp_path.iterdir())

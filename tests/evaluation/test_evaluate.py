@@ -131,7 +131,7 @@ def test_the_command_evaluates_and_reports(tmp_path):
         (["nothing.cleanrl_model"], "nothing.cleanrl_model does not exist"),
         ([".", "--episodes", 0], "--episodes 0 is too small"),
         ([".", "--seed", -1], "--seed -1 is out of range"),
-        (["."], "has no .cleanrl_model file"),
+        (["."], ". has no model; train with --save-model"),
     ],
 )
 def test_bad_input_gives_one_line_and_exit_code_2(tmp_path, argv, message):

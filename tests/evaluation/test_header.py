@@ -48,8 +48,8 @@ def nothing_is_built(monkeypatch):
         ("steps", "many"),
         ("steps", "-1"),
         ("steps", str(10**21)),
-        ("probe", "{}"),
-        ("probe", "7"),
+        ("answers", "{}"),
+        ("answers", "7"),
     ],
 )
 @pytest.mark.usefixtures("nothing_is_built")
@@ -166,7 +166,7 @@ def test_flags_of_the_wrong_type_are_refused(path, monkeypatch, change):
 
 @pytest.mark.parametrize("probe", [[1, "x"], [[[1], 2]], ["a", "b", "c", "d"], [{}] * 4], ids=str)
 def test_a_probe_that_is_no_numbers_is_refused(path, probe):
-    rewrite(path, probe=json.dumps(probe))
+    rewrite(path, answers=json.dumps(probe))
     with pytest.raises(UsageError, match="damaged header|answers differently"):
         load_model(path)
 

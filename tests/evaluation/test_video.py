@@ -7,6 +7,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from helpers.models import make_model
+from helpers.own_envs import LENGTH, Cue
 from helpers.videos import read_video
 
 from cleanba.config.errors import UsageError
@@ -22,10 +23,27 @@ def test_a_video_shows_the_game_in_its_own_colours(tmp_path):
         result = evaluate(model, episodes=2, seed=1, video=video)
     fps, frames = read_video(tmp_path / "a.mp4")
     assert fps == 15  # a step is four of sixty frames a second
-    length = result.episodes[0].length + 4  # and the resets after four lost lives
+    length = result.episodes[0].length + 5  # and the first reset, and those after four lost lives
     assert frames.shape == (length, 630, 480, 3)  # 210 x 160, three times as large
     red_bricks = frames[0][175, 240].astype(int)
     assert red_bricks[0] > red_bricks[1] + 80 and red_bricks[0] > red_bricks[2] + 80
+
+
+def test_an_own_environment_is_filmed_to_its_end_at_its_own_speed(tmp_path, monkeypatch):
+    monkeypatch.setitem(Cue.metadata, "render_fps", 12)
+    model = make_model(env_id="helpers.own_envs:Cue-v0", env_options='{"action_repeat": 2}')
+    with recording(model, tmp_path / "a.mp4") as video:
+        evaluate(model, episodes=1, seed=1, video=video)
+    fps, frames = read_video(tmp_path / "a.mp4")
+    assert fps == 6 and len(frames) == LENGTH // 2 + 1  # that of the reset, too
+    assert frames[0].mean() < frames[-1].mean()
+
+
+def test_a_long_episode_is_noticed_once(monkeypatch, capsys):
+    monkeypatch.setattr("cleanba.evaluation.evaluate.LONG_EPISODE", 5)
+    evaluate(make_model(env_id="helpers.own_envs:Cue-v0"), episodes=4, seed=1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == ("episode 1 has lasted 5 steps; --env-options '{\"max_episode_steps\": …}' ends them")
 
 
 def test_an_environment_without_images_is_refused(tmp_path):

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from cleanba import cleanba_ppo
 from cleanba.config.batch_plan import BatchPlan
 from cleanba.config.topology import Topology
-from cleanba.envs.envpool import env_spec
+from cleanba.envs.factory import env_spec
 from cleanba.evaluation.model import Model
 from helpers.runs import run_python
 
