@@ -18,13 +18,13 @@ from safetensors.numpy import save
 from cleanba.config.errors import UsageError
 from cleanba.envs.episodes import Episode
 from cleanba.records.row import Row
+from cleanba.records.run_folder import CHECKPOINTS, checkpoint_path, checkpoint_updates
 from cleanba.runtime.files import atomic_write, open_regular
 from cleanba.runtime.messages import first_line, say
 from cleanba.runtime.tensors import check_tensors, named_leaves, named_tensors, slice_type, tensor_type
 from cleanba.sebulba.learner import LearnerState
 
 FORMAT = 1  # file format; incremented when older code cannot read what newer code writes
-FOLDER = "checkpoints"  # in the run folder
 
 
 class Saved(NamedTuple):
@@ -79,7 +79,7 @@ def load_checkpoint(path: Path, like: Saved) -> Checkpoint:
             if digest.hexdigest() != metadata["header_digest"]:
                 raise Damaged("its header does not match its digest")
             expected = _types(named_leaves(like))
-            check_tensors(f"{path} is a checkpoint of another network", found, expected)
+            check_tensors(f"{path} is a checkpoint of another algorithm or network", found, expected)
             tensors = {name: file.get_tensor(name) for name in expected}
         if _add_tensors(digest, tensors).hexdigest() != metadata["digest"]:
             raise Damaged("its content does not match its digest")
@@ -144,16 +144,18 @@ class CheckpointManager:
 
     def has(self, update: int | None) -> bool:
         """Whether the newest is of this update, and still there."""
-        return update is not None and update == self.update and _path(self.run_dir / FOLDER, update).is_file()
+        return (
+            update is not None and update == self.update and checkpoint_path(self.run_dir, update).is_file()
+        )
 
     def save(self, checkpoint: Checkpoint) -> None:
         self._last_attempt = time.monotonic()
-        folder = self.run_dir / FOLDER
+        folder = self.run_dir / CHECKPOINTS
         folder.mkdir(exist_ok=True)
-        save_checkpoint(_path(folder, checkpoint.update), checkpoint)
+        save_checkpoint(checkpoint_path(self.run_dir, checkpoint.update), checkpoint)
         self.update, self.step = checkpoint.update, checkpoint.row["global_step"]
         unfinished = folder.glob("*.unfinished")  # left by a process that was killed
-        for path in (*_newest_first(folder)[self._keep :], *unfinished):
+        for path in (*_newest_first(self.run_dir)[self._keep :], *unfinished):
             with suppress(OSError):
                 path.unlink()
 
@@ -162,7 +164,7 @@ def find_checkpoint(run_dir: Path, like: Saved, run_id: str | None = None) -> Ch
     """The newest intact checkpoint of this run. Newer ones, damaged or unreadable, are renamed; where all are
     unreadable, the disk may be: that is an error."""
     unreadable: dict[Path, Unreadable] = {}
-    for path in _newest_first(run_dir / FOLDER):
+    for path in _newest_first(run_dir):
         try:
             checkpoint = _load_of(run_dir, path, like, run_id)
         except Damaged as damage:
@@ -188,7 +190,7 @@ def _set_aside(unreadable: dict[Path, Unreadable], used: int) -> None:
 
 def _load_of(run_dir: Path, path: Path, like: Saved, run_id: str | None) -> Checkpoint:
     checkpoint = load_checkpoint(path, like)
-    if path != _path(run_dir / FOLDER, checkpoint.update):
+    if path != checkpoint_path(run_dir, checkpoint.update):
         raise Damaged(f"it holds update {checkpoint.update}")
     if run_id and checkpoint.run_id and checkpoint.run_id != run_id:
         raise Damaged("it belongs to another run")
@@ -197,13 +199,8 @@ def _load_of(run_dir: Path, path: Path, like: Saved, run_id: str | None) -> Chec
 
 def saved_bytes(run_dir: Path) -> int:
     """How much the checkpoints there take."""
-    return sum(path.stat().st_size for path in _newest_first(run_dir / FOLDER))
+    return sum(path.stat().st_size for path in _newest_first(run_dir))
 
 
-def _path(folder: Path, update: int) -> Path:
-    return folder / f"update-{update}.safetensors"
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    updates = [re.fullmatch(r"update-(\d+)\.safetensors", path.name) for path in folder.glob("update-*")]
-    return [_path(folder, update) for update in sorted((int(m[1]) for m in updates if m), reverse=True)]
+def _newest_first(run_dir: Path) -> list[Path]:
+    return [checkpoint_path(run_dir, update) for update in checkpoint_updates(run_dir)]

@@ -13,6 +13,7 @@ from cleanba.records.checkpoint import Checkpoint, CheckpointManager, Saved
 from cleanba.records.row import Row, Writer
 from cleanba.records.row_builder import ProcessReport, RowBuilder, UpdateResult
 from cleanba.records.run_folder import ARGS, MetricsFile, remake_run_dir, write_record
+from cleanba.records.run_status import resume_command
 from cleanba.records.tensorboard_logger import TensorBoard
 from cleanba.runtime.files import OpenFolder, write_when_possible
 from cleanba.runtime.messages import say
@@ -46,18 +47,23 @@ class RunRecorder:
         """Updates done."""
         return self.last.row["update"] if self.last else 0
 
-    def write(self, update_result: UpdateResult, reports: list[ProcessReport]) -> None:
+    def write(self, update_result: UpdateResult, reports: list[ProcessReport]) -> Row:
         row = self.rows.make(update_result, reports)
         for writer in self.writers:
             writer.write(row)
         self.last = Progress(update_result.state, row, self.rows.recent)
         if self.checkpoints.is_due:
             self.save()
+        return row
 
     @property
     def run_dir(self) -> Path:
         """Where it was last."""
         return self.folder.path
+
+    @property
+    def resume_command(self) -> str:
+        return resume_command(self.run_dir, self.record)
 
     def locate(self) -> Path:
         """The run's folder, wherever it was moved to. What was deleted of it is written again."""
@@ -114,7 +120,7 @@ class RunRecorder:
             steps_since = max(0, steps - checkpoints.step)
             since = f"{steps_since:,} steps since the checkpoint of update {checkpoints.update}"
             kept = f"; the model is in {model}" if model else ""
-            return f"lost: {since}; --resume {self.run_dir} continues from it{kept}"
+            return f"lost: {since}; `{self.resume_command}` continues from it{kept}"
         why = "its checkpoints are gone" if checkpoints.update else "there was no checkpoint yet"
         if model:
             return f"the run cannot be resumed ({why}); its model is kept: --init-from {model} starts from it"

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import Args, RunArgs, check_types, flag, with_tuples
 from cleanba.config.marks import CAN_CHANGE, ONLY_LOGS, marked
-from cleanba.records.checkpoint import FOLDER as CHECKPOINTS
 from cleanba.records.checkpoint import Checkpoint, Saved, find_checkpoint
 from cleanba.records.run_folder import (
     ARGS,
+    CHECKPOINTS,
     METRICS,
     DamagedRecord,
     InUse,
@@ -62,7 +62,7 @@ def choose_start(
     if args.resume is None:
         return StartPoint(args)
     if args.resume != AUTO:
-        run_dir = Path(args.resume).resolve()
+        run_dir = _from_here(Path(args.resume).resolve())
         _check_owner(run_dir)
         return _resume_from(run_dir, args, given, processes, like)
     for run_dir in _runs_newest_first(args):
@@ -77,6 +77,12 @@ def choose_start(
         except (InUse, NotOwn) as reason:
             say(f"not resumed: {reason}")
     return StartPoint(args)
+
+
+def _from_here(path: Path) -> Path:
+    """As a new run would write it: short, if it is below the current folder."""
+    here = Path.cwd().resolve()
+    return path.relative_to(here) if here in path.parents else path
 
 
 class OtherRun(UsageError):

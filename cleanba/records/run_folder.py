@@ -3,6 +3,7 @@
 args.json       flags, what was resolved from them, and where each part of the run was run
 metrics.jsonl   a row per update; locked while the run is training
 finished.json   the run has finished, with everything that was requested
+evaluation.json returns of the saved model (evaluation/evaluate.py)
 checkpoints/    the last few checkpoints (checkpoint.py)
 events.out.…    TensorBoard's files (event_file.py)
 """
@@ -26,7 +27,8 @@ from cleanba.runtime.command import CleanExit
 from cleanba.runtime.files import RetryingFile, atomic_write, file_name, open_to_read, read_regular
 from cleanba.runtime.messages import say
 
-ARGS, METRICS, FINISHED = "args.json", "metrics.jsonl", "finished.json"
+ARGS, METRICS, FINISHED, EVALUATION = "args.json", "metrics.jsonl", "finished.json", "evaluation.json"
+CHECKPOINTS = "checkpoints"
 MAX_RETURN, MAX_COUNT = 1e30, 1e15  # larger ones in a file are damage
 
 
@@ -80,6 +82,17 @@ def mark_finished(run_dir: Path, last_row: Row) -> None:
 
 def mark_unfinished(run_dir: Path) -> None:
     (run_dir / FINISHED).unlink(missing_ok=True)
+
+
+def checkpoint_path(run_dir: Path, update: int) -> Path:
+    return run_dir / CHECKPOINTS / f"update-{update}.safetensors"
+
+
+def checkpoint_updates(run_dir: Path) -> list[int]:
+    """After which updates there is one, the newest first."""
+    names = (path.name for path in (run_dir / CHECKPOINTS).glob("update-*"))
+    found = (re.fullmatch(r"update-(\d+)\.safetensors", name) for name in names)
+    return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
 # --------------------------------------------------------------------------------------------- args.json
@@ -196,7 +209,11 @@ def sample_rows(run_dir: Path, max_rows: int, until_step: int | None) -> tuple[l
     line was damaged. A run resumed from an earlier checkpoint may have written an update twice: the later row
     counts."""
     *complete, _ = read_regular(run_dir / METRICS).split(b"\n")  # the last line may still be being written
-    lines = [line + b"\n" for line in complete if not re.match(rb'{"global_step": *\d+, *"eval/', line)]
+    lines = [
+        line + b"\n"
+        for line in complete
+        if not (line.find(b'"eval/', 0, 80) >= 0 and re.match(rb'{"global_step": *\d+, *"eval/', line))
+    ]
     if until_step:
         steps = (re.search(rb'"global_step": *(\d+)', line) for line in lines)
         lines = [ln for ln, step in zip(lines, steps, strict=True) if not step or int(step[1]) <= until_step]

@@ -193,7 +193,7 @@ def test_tensors_of_other_shapes_are_not_read(tmp_path):
     with (tmp_path / "c").open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + 2**40)
-    with pytest.raises(UsageError, match=r"is a checkpoint of another network: .* should be"):
+    with pytest.raises(UsageError, match=r"is a checkpoint of another algorithm or network: .* should be"):
         load_checkpoint(tmp_path / "c", LIKE)
 
 

@@ -10,6 +10,7 @@ from tensorboardX.record_writer import RecordWriter
 from cleanba.cleanba_ppo import Args
 from cleanba.config.batch_plan import BatchPlan
 from cleanba.config.topology import Topology
+from cleanba.records import terminal
 from cleanba.records.digests import data_digest, digest, params_sums
 from cleanba.records.run_folder import MetricsFile
 from cleanba.records.tensorboard_logger import TensorBoard
@@ -27,11 +28,13 @@ ROW = {
     "losses/entropy": 1.2,
     "stats/games": 100,
     "stats/update_seconds": 2.0,
-    "stats/actor_environment_seconds": 1.0,
-    "stats/actor_inference_seconds": 0.5,
-    "stats/actor_waiting_seconds": 0.5,
+    "stats/actor_environment_seconds": 2.0,  # an actor ahead of the learner: more than the update took
+    "stats/actor_inference_seconds": 1.0,
+    "stats/actor_waiting_seconds": 0.6,
+    "stats/actor_total_seconds": 4.0,
     "stats/learner_learning_seconds": 1.5,
     "stats/learner_waiting_seconds": 0.5,
+    "stats/learner_total_seconds": 2.0,
     "params_digest": "ab",
 }
 
@@ -106,12 +109,12 @@ def test_tensorboard_gets_every_nth_row_and_the_last(tmp_path):
 # ------------------------------------------------------------------------------------------------ terminal
 
 
-def show(tmp_path, *, terminal, rows):
+def show(tmp_path, *, terminal, rows, width=80, before=()):
     args = Args()
     plan = BatchPlan.create(args, Topology((0,), (0,)))
     with (tmp_path / "out").open("w+") as file:
-        console = Console(file=file, force_terminal=terminal, width=100)
-        view = Terminal("a title", plan, 10, np.array([1280, 1280]), console)
+        console = Console(file=file, force_terminal=terminal, width=width)
+        view = Terminal("a run", "where", plan, 10, np.array([1280, 1280]), console, before)
         for row in rows:
             view.write(row)
         view.close()
@@ -120,10 +123,17 @@ def show(tmp_path, *, terminal, rows):
 
 def test_without_a_terminal_there_is_one_line_per_log_interval_and_one_for_the_first_row(tmp_path):
     rows = [ROW | {"update": update} for update in range(8, 22)]
-    title, *lines = show(tmp_path, terminal=False, rows=rows).splitlines()
-    assert title == "a title"
+    title, compiling, *lines = show(tmp_path, terminal=False, rows=rows).splitlines()
+    assert title == "a run  ·  where" and compiling.startswith("compiling, ")
     assert [line.split(" | ")[0] for line in lines] == ["update 8/3051", "update 10/3051", "update 20/3051"]
     assert "return 12.50" in lines[0] and "8,500" in lines[0] and "1:37:42 left" in lines[0]
+
+
+def test_a_slow_run_is_never_silent_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(terminal, "QUIET_SECONDS", 0)
+    rows = [ROW | {"update": update} for update in range(11, 16)]
+    lines = show(tmp_path, terminal=False, rows=rows).splitlines()[2:]
+    assert [line.split("/")[0] for line in lines] == [f"update {update}" for update in range(11, 16)]
 
 
 def test_the_live_view_shows_the_progress(tmp_path):
@@ -131,8 +141,8 @@ def test_the_live_view_shows_the_progress(tmp_path):
     for text in (
         "163,840 of 49,987,584 steps",
         "9,000 now, 8,500 since the first update",
-        "return 12.50, length 321 (last 100 episodes)",
-        "environment 50%, inference 25%, waiting 25%",
+        "12.50, length 321 (last 100 episodes)",
+        "environment 50%, inference 25%, waiting 15%, other 10%",
         "learning 75%, waiting 25%",
         "1:37:42 left",
     ):
@@ -142,3 +152,27 @@ def test_the_live_view_shows_the_progress(tmp_path):
 def test_the_live_view_works_before_the_first_update(tmp_path):
     view = show(tmp_path, terminal=True, rows=[])
     assert "compiling" in view and "no episode finished yet" in view
+
+
+def test_the_time_left_is_known_from_the_first_update_on(tmp_path):
+    first = {name: value for name, value in ROW.items() if name != "charts/SPS"}
+    assert "under 1:32:" in show(tmp_path, terminal=True, rows=[first])
+    assert "under 1:32:16 left" in show(tmp_path, terminal=False, rows=[first])
+
+
+def test_the_return_is_drawn(tmp_path):
+    rows = [ROW | {"charts/avg_episodic_return": float(value)} for value in range(16)]
+    assert "0 ▁▁▂▂▃▃▄▄▅▅▆▆▇▇██" in show(tmp_path, terminal=True, rows=rows)
+    wide = show(tmp_path, terminal=True, rows=rows, width=160)
+    assert "return over the run" in wide and "15 ▕              ▄█" in wide
+
+
+def test_a_resumed_run_starts_where_it_was(tmp_path):
+    view = show(tmp_path, terminal=True, rows=[], before=[ROW, ROW])
+    assert "12.50, length 321" in view and "10 of 3,051" in view
+    assert "50%" not in view and "time left not known yet" in view
+
+
+def test_there_is_no_live_view_when_nothing_is_left_to_train(tmp_path):
+    view = show(tmp_path, terminal=True, rows=[], before=[ROW | {"update": 3051}])
+    assert view == "a run  ·  where\n"

@@ -150,7 +150,8 @@ def test_a_checkpoint_of_one_process_resumes_on_two(run, tmp_path):
     ]
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    assert "a0-l0-d2 on cpu  ·  resumed after update 4" in outputs[0]
+    assert "a0-l0-d2 on cpu: " in outputs[0] and "resumed after update 4" in outputs[0]
+    assert ", was on 1 process, now on 2" in outputs[0]
     rows = read_rows(together)
     assert [row["update"] for row in rows] == list(range(1, UPDATES + 1))
     assert rows[4]["data_digest"] == alone_rows[4]["data_digest"]

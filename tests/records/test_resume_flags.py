@@ -10,6 +10,7 @@ from helpers.runs import edit_args, read_args
 
 from cleanba import cleanba_impala
 from cleanba.config.errors import UsageError
+from cleanba.training.open_records import change_of_processes
 
 
 def test_flags_come_from_the_run(killed):
@@ -17,6 +18,16 @@ def test_flags_come_from_the_run(killed):
     assert (args.env_id, args.num_steps, args.hiddens, args.gradient_chunk) == ("CartPole-v1", 16, (16,), 100)
     assert (args.learner_device_ids, args.total_timesteps, args.log_frequency) == ((1, 2), 1000, 7)
     assert args.runs_dir == str(killed.parent)
+
+
+def test_a_run_below_the_current_folder_has_a_short_path_as_a_new_one_has(killed, monkeypatch):
+    monkeypatch.chdir(killed.parent.parent)
+    short = killed.relative_to(killed.parent.parent)
+    for given in (killed, short):
+        start = resume(given)
+        assert start.previous.run_dir == short and start.args.runs_dir == str(short.parent)
+    monkeypatch.chdir(killed)
+    assert resume(".").previous.run_dir == killed
 
 
 @pytest.mark.parametrize(
@@ -92,3 +103,16 @@ def test_a_folder_that_is_not_a_run_is_refused(killed, damage, message):
     damage(killed)
     with pytest.raises(UsageError, match=message):
         resume(killed)
+
+
+@pytest.mark.parametrize(
+    ("layout", "now", "said"),
+    [
+        ("a0-l0-d2", 1, ", was on 2 processes, now on 1"),
+        ("a0-l0-d1", 2, ", was on 1 process, now on 2"),
+        ("a0-l0,1-d2", 2, ""),
+        ("", 1, ""),
+    ],
+)
+def test_another_number_of_processes_is_said(layout, now, said):
+    assert change_of_processes(layout, now) == said

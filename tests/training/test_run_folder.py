@@ -28,9 +28,10 @@ def after_update(monkeypatch):
         write = RunRecorder.write
 
         def writing(recorder, update_result, reports):
-            write(recorder, update_result, reports)
+            row = write(recorder, update_result, reports)
             if recorder.updates == number:
                 action(recorder.run_dir)
+            return row
 
         monkeypatch.setattr(RunRecorder, "write", writing)
 
