@@ -14,6 +14,7 @@ from cleanba.analysis.diff import (
     show_circumstances,
     show_outcome,
 )
+from cleanba.config.command_line import parse_command
 from cleanba.runtime.command import command
 
 DESCRIPTION = """Compare two runs by the digests of their updates.
@@ -26,12 +27,12 @@ class Args:
     run_a: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """run folder"""
     run_b: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """another run folder"""
+    """run folder"""
 
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     with command() as console:
-        args = tyro.cli(Args, args=argv, prog=prog, description=DESCRIPTION)
+        args = parse_command(Args, argv=argv, prog=prog, description=DESCRIPTION)
         a, b = read_run(args.run_a), read_run(args.run_b)
         check_comparable(a, b)
         difference = first_difference(a, b)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from cleanba.config.command_line import parse_command
 from cleanba.config.errors import UsageError
 from cleanba.records.run_folder import METRICS
 from cleanba.runtime.command import command, need_extra
@@ -13,7 +14,7 @@ from cleanba.runtime.command import command, need_extra
 
 @dataclass(frozen=True)
 class Args:
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     """run folders"""
     out: Path = Path("learning_curve.png")
     """file to write; its suffix gives the format"""
@@ -23,7 +24,7 @@ class Args:
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     with command() as console:
-        args = tyro.cli(Args, args=argv, prog=prog, description="Draw the learning curves of runs.")
+        args = parse_command(Args, argv=argv, prog=prog, description="Draw the learning curves of runs.")
         check(args)
         need_extra("a plot", "matplotlib", "plot")
         draw(args)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cleanba.analysis.report.summary import Summary
+from cleanba.config.command_line import parse_command
 from cleanba.config.errors import UsageError
 from cleanba.runtime.code_version import code_version
 from cleanba.runtime.command import command, need_extra
@@ -24,12 +25,14 @@ and Markdown."""
 
 @dataclass(frozen=True)
 class Args:
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUNS")]
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     """run folders, or folders that contain them at any depth"""
     group_by: tuple[str, ...] = ("exp_name",)
     """flags of the runs: runs with the same values form a group, which is averaged over seeds"""
-    baseline: Path | None = None
-    """CSV with game, system and score: published scores to show beside the runs"""
+    baseline: str | None = None
+    """published scores to show beside the runs: cleanba-paper, or a CSV with the header game,system,score"""
+    systems: tuple[str, ...] = ()
+    """of the baseline, only the systems whose names contain one of these words; default: all of them"""
     steps: int | None = None
     """compare all runs at this step and ignore what came later; default: each run at its own end"""
     out: Path = Path("report")
@@ -38,7 +41,7 @@ class Args:
 
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     with command() as console:
-        args = tyro.cli(Args, args=argv, prog=prog, description=DESCRIPTION)
+        args = parse_command(Args, argv=argv, prog=prog, description=DESCRIPTION)
         check(args)
         need_extra("a report", "matplotlib", "plot")
         show(make(args), args.out, console)
@@ -54,6 +57,8 @@ def check(args: Args) -> None:
         raise UsageError(f"--steps {args.steps} is too small; give 1 or more")
     if not args.group_by:
         raise UsageError("--group-by is empty; name a flag, e.g. exp_name")
+    if args.systems and not args.baseline:
+        raise UsageError(f"--systems {' '.join(args.systems)} needs a --baseline")
 
 
 def make(args: Args) -> Summary:
@@ -66,6 +71,7 @@ def make(args: Args) -> Summary:
             list(args.runs),
             group_by=tuple(name.removeprefix("--").replace("-", "_") for name in args.group_by),
             baseline=args.baseline,
+            systems=args.systems,
             steps=args.steps,
             out=args.out,
             made=f"{time.strftime('%Y-%m-%d %H:%M')} · {version}",
@@ -78,7 +84,7 @@ def show(summary: Summary, out: Path, console: Console) -> None:
     comparison = summary.comparison
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("group")
-    table.add_column("runs that count", justify="right")
+    table.add_column("complete runs", justify="right")
     if summary.aggregates:
         games = f"{len(summary.normalised.games)} of {len(comparison.games)} games"
         table.add_column(f"human-normalised IQM over {games}")

@@ -68,7 +68,7 @@ def circumstances(run: RecordedRun) -> dict[str, Any]:
     found |= {f"environment's {name}": value for name, value in run.record["env_options"].items()}
     before: dict[str, Any] = {}
     for number, part in enumerate(run.record["parts"], start=1):
-        here = {"layout": part.get("layout")}
+        here = {"layout": part.get("layout"), "algorithm's file": part.get("algorithm_file")}
         for group in ("sizes", "code", "machine"):
             here |= part.get(group, {})
         if number > 1:

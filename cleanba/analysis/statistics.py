@@ -10,7 +10,9 @@ of improvement; each run counts once in the IQM, the optimality gap and the perf
 with twice the runs weighs twice as much.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -119,16 +121,48 @@ def probability_of_improvement(x: Scores, y: Scores, *, reps: int = 2000, seed: 
     return Estimate(float(np.mean(values)), float(low), float(high))
 
 
+def few_runs_interval(value: float, sizes: Sequence[tuple[int, int]]) -> Estimate:
+    """A probability of improvement with the score interval of Newcombe 2006 (method 5, of the Mann-Whitney
+    statistic), for [games] pairs of numbers of runs. Where every run of one side beats every run of the
+    other, resampling shows no uncertainty at all, however few they are."""
+    theta = np.linspace(0, 1, 10_001)
+    at_one, at_zero = (1 - theta) / (2 - theta), theta / (1 + theta)
+    variances = [(1 + ((m + n) / 2 - 1) * (at_one + at_zero)) / (m * n) for m, n in sizes]
+    variance = theta * (1 - theta) * np.sum(variances, axis=0) / len(sizes) ** 2
+    inside = theta[np.abs(theta - value) <= 1.96 * np.sqrt(variance) + 1e-9]
+    return Estimate(value, float(inside[0]), float(inside[-1]))
+
+
 def mean_band(curves: np.ndarray, *, reps: int = 2000, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Low and high, [points] each, of the mean of curves [seeds, points]. Resamples whole seeds, not points.
 
     With three seeds the band goes from the lowest to the highest: one draw in 27 takes the lowest three
     times, which is more than the 2.5 % that an interval leaves out at either end.
     """
-    flat, sizes = _concatenate([curves])
-    counts = _resample_counts(np.random.default_rng(seed), sizes, reps)
-    low, high = _interval(flat.T @ counts.T / len(flat))
-    return low, high
+    flat, _ = _concatenate([curves])
+    drawn, times = _distinct_draws(len(flat), reps, seed)
+    means = flat.T @ drawn.T / len(flat)  # [points, K]
+    order = np.argsort(means, axis=-1)
+    means = np.take_along_axis(means, order, axis=-1)
+    up_to = np.cumsum(times[order], axis=-1)  # how many draws have this mean or a lower one
+
+    def quantile(q: float) -> np.ndarray:
+        below = math.floor(q * (reps - 1))
+        a, b = (
+            np.take_along_axis(means, (up_to <= k).sum(-1, keepdims=True), axis=-1)[:, 0]
+            for k in (below, min(below + 1, reps - 1))
+        )
+        return a + (b - a) * (q * (reps - 1) - below)
+
+    return quantile(0.025), quantile(0.975)
+
+
+@cache
+def _distinct_draws(runs: int, reps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often each run is drawn, [K, runs], and how often that draw came up among `reps`, [K]: three runs
+    can be drawn in ten ways only."""
+    counts = _resample_counts(np.random.default_rng(seed), np.array([runs]), reps)
+    return np.unique(counts, axis=0, return_counts=True)
 
 
 # ----------------------------------------------------------------------------------------------- Bootstrap

@@ -39,5 +39,5 @@ def test_matplotlib_is_optional_until_something_is_drawn(command, tmp_path):
     child = run_python(f"{main}; main([{str(tmp_path)!r}])")
     assert child.returncode == 2, child.stderr
     assert child.stderr == (
-        f"error: a {command} needs matplotlib; install the extra 'plot': pip install -e '.[plot]'\n"
+        f"error: a {command} needs matplotlib; install it with: pip install -e '{REPO}[plot]'\n"
     )

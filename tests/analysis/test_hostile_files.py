@@ -10,7 +10,8 @@ import pytest
 from helpers.report import compare_runs, make_run, row
 
 from cleanba import cleanba_diff, cleanba_report
-from cleanba.analysis.report.compare import natural_key, read_published
+from cleanba.analysis.report.compare import natural_key
+from cleanba.analysis.report.published import read_published
 from cleanba.analysis.report.runs import read_run
 from cleanba.analysis.report.tables import as_csv, as_markdown, scores_table
 from cleanba.config.errors import UsageError

@@ -34,7 +34,7 @@ def test_every_figure_and_table_has_two_formats(made):
     assert tables == {f"{name}{end}" for name in names for end in (".csv", ".md")}
     with (out / "tables" / "scores.csv").open() as file:
         (pong,) = (line for line in csv.DictReader(file) if line["Game"] == "Pong")
-    assert pong["ppo runs"] == "3" and pong["ppo runs that do not count"] == "1"
+    assert pong["ppo runs"] == "3" and pong["ppo runs left out"] == "1"
     assert float(pong["DQN (published) score"]) == 18.9 and float(pong["ppo mean"]) > 0
     markdown = (out / "tables" / "scores.md").read_text().splitlines()
     assert (
@@ -119,7 +119,15 @@ def test_any_names_and_many_groups(tmp_path, capsys):
         (".", "no run found in .; give run folders or their parents"),
         ("runs --group-by nothing", "--group-by nothing: no run has this flag"),
         ("runs --group-by env_id", "--group-by env_id: games are always kept apart; leave it out"),
-        ("runs --baseline none.csv", "--baseline none.csv cannot be read"),
+        (
+            "runs --baseline none.csv",
+            "--baseline none.csv is neither a file nor a baseline that comes with Cleanba; these",
+        ),
+        (
+            "runs --baseline cleanba-paper --systems rainbow",
+            "none of cleanba-paper has such a name; it has",
+        ),
+        ("runs --systems PPO", "--systems PPO needs a --baseline"),
         ("runs --steps 0", "--steps 0 is too small"),
         ("runs --out file", "--out file exists and is not a report; give another folder"),
         ("runs --out file/in", "--out file/in cannot be written"),

@@ -6,8 +6,9 @@ import pytest
 from helpers.report import compare_runs, make_run, notes_of
 
 from cleanba.analysis.report.aggregates import aggregates, band, efficiency, improvements, normalised_scores
-from cleanba.analysis.report.compare import read_published, settings
-from cleanba.analysis.report.tables import as_csv, as_markdown, groups_table, scores_table
+from cleanba.analysis.report.compare import settings
+from cleanba.analysis.report.published import BASELINES, Published, read_baseline, read_published
+from cleanba.analysis.report.tables import as_csv, as_markdown, duration, groups_table, scores_table
 from cleanba.config.errors import UsageError
 
 
@@ -29,18 +30,20 @@ def test_a_table_has_a_column_for_a_group_without_scores(tmp_path):
     make_run(tmp_path, "Breakout-v5", "c", updates=9, finished=False)
     table = scores_table(compare_runs(tmp_path))
     header, values = csv.reader(as_csv(table).splitlines())
-    assert dict(zip(header, values, strict=True))["c runs that do not count"] == "1"
+    assert dict(zip(header, values, strict=True))["c runs left out"] == "1"
     assert as_markdown(table).splitlines()[::2] == [
         "| Game | a\\|b | c |",
-        "| Breakout | 3.00 (0.05 × human · 1 run) | – (0 of 1 runs complete) |",
+        "| Breakout | 3.00 (0.05 × human · 1 run) | – (0 of 1 runs) |",
     ]
 
 
-def test_speed_and_hours_of_a_group(tmp_path):
+def test_speed_and_time_of_a_group(tmp_path):
     make_run(tmp_path, "Breakout-v5", seed=1, returns=[1.0] * 900)  # 1,800 s
     make_run(tmp_path, "Breakout-v5", seed=2, returns=[1.0] * 900, updates=901, finished=False)
     table = groups_table(compare_runs(tmp_path))
-    assert [value.text for value in table.rows[0]] == ["ppo", "1", "1 of 2", "50", "1.00"]
+    assert [value.text for value in table.rows[0]] == ["ppo", "1", "1 of 2", "50", "60.0 min"]
+    assert as_csv(table).splitlines()[0].endswith("Time seconds")
+    assert [duration(x).text for x in (9.9, 119, 7199, 7200)] == ["9.9 s", "119.0 s", "120.0 min", "2.0 h"]
 
 
 def test_a_band_covers_what_all_complete_runs_have(tmp_path):
@@ -120,7 +123,7 @@ def test_published_scores_are_shown_beside_the_runs(tmp_path):
         "BreakoutNoFrameskip-v4,Rainbow,59.3\nAlien,DQN,3\n"
     )
     published = read_published(file)
-    assert published == {
+    assert published.scores == {
         "DQN (published)": {"Breakout": 30.5, "Pong": 14.6, "Alien": 3},
         "Rainbow (published)": {"Breakout": 59.3},
     }
@@ -153,3 +156,51 @@ def test_a_bad_baseline_is_refused(tmp_path, text, message):
     (tmp_path / "b.csv").write_text(text)
     with pytest.raises(UsageError, match=message):
         read_published(tmp_path / "b.csv")
+
+
+def test_the_baseline_that_comes_with_cleanba():
+    """Every system has all 57 games, and its source is named; the figures are those of the paper's tables."""
+    assert [*BASELINES] == ["cleanba-paper"]
+    published = read_baseline("cleanba-paper")
+    assert len(published.scores) == 11 and {len(scores) for scores in published.scores.values()} == {57}
+    assert published.scores["CleanRL PPO (Sync), 1 A100, 10 CPU (published)"]["Alien"] == 3231.13
+    assert "Huang et al. 2023" in published.source and "arXiv 2310.00036" in published.source
+    some = read_baseline("cleanba-paper", ("cleanrl", "moolib"))
+    assert {name.split()[0] for name in some.scores} == {"CleanRL", "Moolib"} and len(some.scores) == 3
+
+
+def test_a_csv_of_scores_may_name_its_source(tmp_path):
+    (tmp_path / "b.csv").write_text("# Mnih et al.\n# 2015\ngame,system,score\nPong,DQN,18.9\nPong,DQN,1\n")
+    with pytest.raises(UsageError, match="line 5: a second score of DQN for Pong"):
+        read_published(tmp_path / "b.csv")
+    (tmp_path / "b.csv").write_text("# Mnih et al.\n# 2015\ngame,system,score\nPong,DQN,18.9\n")
+    expected = Published({"DQN (published)": {"Pong": 18.9}}, "Mnih et al. 2015")
+    assert read_published(tmp_path / "b.csv") == expected
+
+
+def test_evaluation_scores_stand_beside_those_of_training(tmp_path):
+    for seed, evaluation in enumerate(
+        ['{"scores": {"episodic_return": 5.0}}', None, "[]", '{"scores": {"epi'], 1
+    ):
+        path = make_run(tmp_path, "CartPole-v1", "ppo", seed, [0.0, 4.0])
+        if evaluation:
+            (path / "evaluation.json").write_text(evaluation)
+    going_on = make_run(tmp_path, "CartPole-v1", "ppo", 5, [0.0, 4.0], finished=False)
+    (going_on / "evaluation.json").write_text('{"scores": {"episodic_return": 9.0}}')  # of an earlier end
+    make_run(tmp_path, "CartPole-v1", "impala", 1, [0.0, 3.0])
+    table = scores_table(compare_runs(tmp_path))
+    assert table.header == ["Game", "impala", "ppo", "ppo (evaluation)"]
+    assert [value.text for value in table.rows[0]] == ["CartPole-v1", "3.00", "4.00 ± 0.00", "5.00"]
+    assert table.rows[0][3].small == "1 of 5 runs"
+    assert scores_table(compare_runs(tmp_path, steps=100)).header == ["Game", "impala", "ppo"]
+
+
+def test_one_run_that_beats_two_proves_little(tmp_path):
+    """Resampling would give an interval without width. The score interval at its lower end, by hand: with 1
+    and 2 runs the variance at θ is θ(1-θ)(1 + ((1-θ)/(2-θ) + θ/(1+θ)) / 2) / 2; at 0.2830 it is 0.1338, and
+    1.96 times its root is 0.7170, the distance from 1."""
+    for group, seed, score in (("a", 1, 9.0), ("b", 1, 1.0), ("b", 2, 2.0)):
+        make_run(tmp_path, "Pong-v5", group, seed, [0.0, score])
+    ((estimate, _),) = improvements(compare_runs(tmp_path)).values()
+    assert estimate == pytest.approx((1, 0.2830, 1), abs=2e-4)
+    assert str(estimate) == "1.00 [0.28, 1.00]"

@@ -26,14 +26,15 @@ def test_incomplete_runs_and_far_published_scores_do_not_flatten_curves():
     panel = figures.Panel(
         "Breakout",
         {"ppo": Band(x, x / 100, x / 100, x / 100)},
+        {},
         {"ppo": [(10 * x, x / 100)]},
-        {"near": 1.5, "far": 400.0, "below": -400.0},
+        {"near": (1.5, 1.5), "far": (400.0, 400.0), "below": (-450.0, -400.0)},
     )
     looks = {name: figures.Look.of_group(i) for i, name in enumerate(["ppo", "near", "far", "below"])}
     (axes,) = figures.curves_of_game(panel, looks, figures.STEPS).axes
     assert axes.get_xlim() == (0, 104)
     assert -1 < axes.get_ylim()[0] < axes.get_ylim()[1] < 2
-    assert [text.get_text() for text in axes.texts] == ["↑ 400 far", "↓ −400 below"]
+    assert [text.get_text() for text in axes.texts] == ["↑ 400 far", "↓ −450 to −400 below"]
 
 
 @pytest.mark.parametrize(

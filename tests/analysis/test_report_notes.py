@@ -7,9 +7,12 @@ import pytest
 from helpers.report import compare_runs, make_run, notes_of
 
 from cleanba.analysis.report.aggregates import band, normalised_scores
+from cleanba.analysis.report.figures import Look, curves_of_game, time_axis
+from cleanba.analysis.report.make import panel
+from cleanba.analysis.report.notes import NO_COMMON_TIME
 from cleanba.analysis.report.tables import scores_table
 
-INCOMPLETE = "Incomplete runs: drawn as thin dotted lines, not part of any score"
+INCOMPLETE = "Incomplete runs: drawn as thin dotted lines, left out of all scores"
 REPEATED = "Runs with the same group, game and seed: only one of them counts"
 
 
@@ -41,7 +44,7 @@ def test_runs_that_do_not_count_are_noted(tmp_path):
         "Settings that differ within a group": ["impala: gamma is 0.99 or 0.9"],
         "Scores taken at different numbers of frames": ["Pong: impala 1,600; ppo 800"],
         "Scores over fewer than 100 episodes": ["Pong, impala, seed 1: 7"],
-        "Games with a single complete run: their intervals do not show how much seeds vary": [
+        "Games with one complete run of a group: nothing shows how its scores vary between seeds": [
             "impala: CartPole-v1, Pong"
         ],
         "Games left out of the aggregates: they need a human score and a complete run of every group": [
@@ -69,7 +72,7 @@ def test_a_group_without_complete_runs_has_no_note_on_its_curve(tmp_path):
     make_run(tmp_path, "Breakout-v5", updates=9, finished=False)
     found = notes_of(compare_runs(tmp_path))
     assert found[INCOMPLETE] == ["Breakout, ppo, seed 1: stopped at 300 of 900 steps"]
-    assert not [heading for heading in found if heading.startswith("Curves")]
+    assert not [heading for heading in found if heading.startswith("Mean curves")]
 
 
 def test_repeated_runs_with_different_flags_can_be_separated(tmp_path):
@@ -84,7 +87,7 @@ def test_repeated_runs_with_different_flags_can_be_separated(tmp_path):
     assert {x.standing for x in by_rate.listed} == {"counts"}
 
 
-def test_seeds_without_common_time_have_no_band(tmp_path):
+def test_seeds_without_common_time_have_a_line_each(tmp_path):
     make_run(tmp_path, "Breakout-v5", seed=1)
     late = make_run(tmp_path, "Breakout-v5", seed=2)
     rows = [json.loads(line) for line in (late / "metrics.jsonl").read_text().splitlines()]
@@ -94,8 +97,14 @@ def test_seeds_without_common_time_have_no_band(tmp_path):
     comparison = compare_runs(tmp_path)
     cell = comparison.cell("ppo", "Breakout")
     assert band(cell, "seconds") is None and band(cell, "step") is not None
-    found = notes_of(comparison)
-    assert found["Curves whose seeds have no time in common: not drawn over wall time"] == ["Breakout, ppo"]
+    assert notes_of(comparison)[NO_COMMON_TIME] == ["Breakout, ppo"]
+    drawn = panel(comparison, "Breakout", "seconds")
+    assert [list(x) for x, _ in drawn.seeds["ppo"]] == [[2.0, 4.0, 6.0], [102.0, 104.0, 106.0]]
+    assert not panel(comparison, "Breakout", "step").seeds
+    look = {"ppo": Look.of_group(0)}
+    (axes,) = curves_of_game(drawn, look, time_axis(drawn.longest())).axes
+    assert [list(line.get_xdata()) for line in axes.lines] == [[2.0, 4.0, 6.0], [102.0, 104.0, 106.0]]
+    assert axes.get_xlim() == (0, pytest.approx(1.04 * 106))
 
 
 def test_a_run_without_episodes_is_not_a_missing_seed(tmp_path):
@@ -103,7 +112,7 @@ def test_a_run_without_episodes_is_not_a_missing_seed(tmp_path):
     make_run(tmp_path, "Breakout-v5", seed=2, returns=[1.0] * 9)
     comparison = compare_runs(tmp_path, steps=50)  # before the first update
     assert [x.standing for x in comparison.listed] == ["no episode"] * 2
-    assert scores_table(comparison).rows[0][1].small == "0 of 2 runs complete"
+    assert scores_table(comparison).rows[0][1].small == "0 of 2 runs"
     assert "Missing seeds" not in notes_of(comparison)
 
 

@@ -83,7 +83,10 @@ def test_a_logged_mean_is_used_only_without_episodes(tmp_path):
         writer.close()
         assert read_run(path).score == score
         found = notes_of(compare([read_run(path)], ("exp_name",)))
-        noted = "Scores over an unknown number of episodes: means that the training script logged" in found
+        noted = (
+            "Scores over an unknown number of episodes, as the training script logged only their mean"
+            in found
+        )
         assert noted == (score == 7)
     no_returns = write_events(tmp_path / "other", [], 1000)
     assert read_run(no_returns).damage == "no charts/episodic_return; found charts/SPS"

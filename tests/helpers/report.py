@@ -8,6 +8,7 @@ from typing import Any
 from cleanba.analysis.report.aggregates import normalised_scores
 from cleanba.analysis.report.compare import Comparison, compare
 from cleanba.analysis.report.notes import Notes, notes
+from cleanba.analysis.report.published import Published
 from cleanba.analysis.report.runs import find_runs, read_run
 
 BATCH = 100  # steps per update
@@ -58,7 +59,7 @@ def row(update: int, value: Any, episodes: int = 500) -> str:
 def compare_runs(
     folder: Path,
     group_by: tuple[str, ...] = ("exp_name",),
-    published: dict[str, dict[str, float]] | None = None,
+    published: Published = Published({}),
     steps: int | None = None,
 ) -> Comparison:
     return compare([read_run(path, steps) for path in find_runs([folder])[0]], group_by, published, steps)

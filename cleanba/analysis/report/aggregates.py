@@ -138,6 +138,10 @@ def improvements(comparison: Comparison) -> Improvements:
     for a, b in itertools.combinations(comparison.groups, 2):
         games = [game for game in comparison.games if all(comparison.cell(g, game).runs for g in (a, b))]
         if games:
-            scores = ([comparison.cell(group, game).scores for game in games] for group in (a, b))
-            found[a, b] = statistics.probability_of_improvement(*scores), len(games)
+            x, y = ([comparison.cell(group, game).scores for game in games] for group in (a, b))
+            estimate = statistics.probability_of_improvement(x, y)
+            if estimate.low == estimate.high:
+                sizes = [(len(of_x), len(of_y)) for of_x, of_y in zip(x, y, strict=True)]
+                estimate = statistics.few_runs_interval(estimate.value, sizes)
+            found[a, b] = estimate, len(games)
     return found

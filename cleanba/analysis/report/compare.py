@@ -1,18 +1,15 @@
 """Sort runs into groups and games, and decide which of them count."""
 
-import csv
 import difflib
 import itertools
-import json
 import re
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cleanba.analysis.report.runs import Run
+from cleanba.analysis.report.published import Published
+from cleanba.analysis.report.runs import Run, as_text
 from cleanba.config.errors import UsageError
 from cleanba.evaluation.atari_scores import game_of
 from cleanba.records.run_folder import is_number
@@ -35,6 +32,11 @@ class Cell(NamedTuple):
     def scores(self) -> np.ndarray:
         return np.array([run.score for run in self.runs])
 
+    @property
+    def evaluations(self) -> np.ndarray:
+        """Of the runs whose model was saved."""
+        return np.array([run.evaluation for run in self.runs if run.evaluation is not None])
+
 
 class ListedRun(NamedTuple):
     """A run and its standing in the report."""
@@ -42,7 +44,7 @@ class ListedRun(NamedTuple):
     run: Run
     group: str
     game: str
-    standing: str  # counts, short, repeated, no episode or not read
+    standing: str  # counts, incomplete, repeated, no episode or not read
     other_flags: tuple[str, ...] = ()  # of a repeated run: those that differ from the run that counts
 
 
@@ -53,6 +55,7 @@ class Comparison(NamedTuple):
     cells: dict[tuple[str, str], Cell]  # by group and game
     listed: list[ListedRun]
     published: dict[str, dict[str, float]]  # scores by system and game
+    source: str  # of the published scores
     steps: int | None  # at which all runs are compared; None: each at its own end
     unopened: list[str]  # folders that could not be opened
 
@@ -67,7 +70,7 @@ class Comparison(NamedTuple):
 def compare(
     runs: list[Run],
     group_by: tuple[str, ...],
-    published: dict[str, dict[str, float]] | None = None,
+    published: Published = Published({}),
     steps: int | None = None,
     unopened: list[str] | None = None,
 ) -> Comparison:
@@ -86,11 +89,11 @@ def compare(
         best = max(repetitions, key=lambda run: (len(run.curve.value) > 0, run.is_complete, run.path.name))
         listed += [ListedRun(run, group, game, *standing(run, best)) for run in repetitions]
         cell = cells.setdefault((group, game), Cell([], [], []))
-        lists = {"counts": cell.runs, "short": cell.short, "no episode": cell.without_episodes}
+        lists = {"counts": cell.runs, "incomplete": cell.short, "no episode": cell.without_episodes}
         lists[standing(best, best)[0]].append(best)
     groups = list(dict.fromkeys(group for group, _ in cells))
     games = sorted({game for _, game in cells}, key=natural_key)
-    return Comparison(group_by, groups, games, cells, listed, published or {}, steps, unopened or [])
+    return Comparison(group_by, groups, games, cells, listed, *published, steps, unopened or [])
 
 
 def standing(run: Run, best: Run) -> tuple[str, tuple[str, ...]]:
@@ -100,7 +103,7 @@ def standing(run: Run, best: Run) -> tuple[str, tuple[str, ...]]:
         return "repeated", tuple(n for n in names if run.args.get(n) != best.args.get(n))
     if not len(run.curve.value):
         return "no episode", ()
-    return "counts" if run.is_complete else "short", ()
+    return "counts" if run.is_complete else "incomplete", ()
 
 
 def _check_flags(runs: list[Run], group_by: tuple[str, ...]) -> None:
@@ -137,51 +140,6 @@ def natural_key(text: str) -> list[Any]:
     """Sorts 2 before 10."""
     parts = re.split(r"([0-9]{1,300})", text)
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part.lower()) for part in parts]
-
-
-def as_text(value: Any) -> str:
-    """Any value from a file, safe to print and to write into HTML and SVG."""
-    if isinstance(value, float):
-        value = f"{value:g}"
-    elif not isinstance(value, str):
-        value = json.dumps(value, default=str)
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "�", value)
-
-
-# ----------------------------------------------------------------------------------------- published scores
-
-
-def read_published(path: Path) -> dict[str, dict[str, float]]:
-    """Scores by system and game, from a CSV with the columns game, system and score."""
-    found: dict[str, dict[str, float]] = {}
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            table = csv.DictReader(file)
-            table.fieldnames = [name.strip().lower() for name in table.fieldnames or ()]
-            if not {"game", "system", "score"} <= set(table.fieldnames):
-                header = "; ".join(table.fieldnames) or "nothing"
-                raise UsageError(
-                    f"--baseline {path} must be a CSV with the header game,system,score; it has {header}"
-                )
-            for row in table:
-                _add_published(found, row, f"--baseline {path}, line {table.line_num}")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"--baseline {path} cannot be read ({error}); give a CSV") from error
-    return found
-
-
-def _add_published(found: dict[str, dict[str, float]], row: dict[str, str], line: str) -> None:
-    if not row["game"] or not row["system"]:
-        raise UsageError(f"{line}: the game or the system is missing")
-    game, system = as_text(row["game"].strip()), as_text(row["system"].strip())
-    scores = found.setdefault(f"{system} (published)", {})
-    name = game_of(game) or game
-    if name in scores:
-        raise UsageError(f"{line}: a second score of {system} for {game}")
-    with suppress(TypeError, ValueError):
-        scores[name] = float(row["score"])
-    if not is_number(scores.get(name)):
-        raise UsageError(f"{line}: the score {row['score']!r} is not a number")
 
 
 # ------------------------------------------------------------------------------------------------- settings

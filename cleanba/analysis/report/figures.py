@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, PercentFormatter
+from PIL import Image as Bitmap
 
 from cleanba.analysis.report.aggregates import Aggregates, Band, Improvements
 from cleanba.analysis.statistics import Estimate
@@ -37,12 +39,14 @@ STYLE: Any = {
     "legend.fontsize": 8,
     "text.parse_math": False,  # names may contain dollar signs
     "svg.fonttype": "none",  # text stays text
-    "savefig.dpi": 200,
+    "figure.dpi": 160,  # of a PNG
 }
 LEGEND: Any = dict(columnspacing=1.2, handlelength=1.6, labelspacing=0.25, borderpad=0.2)
 LEGEND_ROW = 0.19  # inches
+ROW = 0.36  # inches, of a bar and the name above it
 CHARACTER_WIDTH = 0.075  # inches, in a legend
 MAX_LABEL = 45  # characters
+NARROW, LARGE = (4.4, 2.85), (6.0, 3.5)  # inches; a phone shows a figure of up to 5 inches at a readable size
 # A published score farther from the runs than this many times their own range is named with an arrow, not
 # drawn as a line.
 MAX_STRETCH = 1.0
@@ -70,21 +74,29 @@ class Look(NamedTuple):
 Looks = dict[str, Look]
 
 
+Curve = tuple[np.ndarray, np.ndarray]  # x and y
+
+
 class Panel(NamedTuple):
     """The learning curves of one game."""
 
     game: str
     bands: dict[str, Band]  # by group
-    short: dict[str, list[tuple[np.ndarray, np.ndarray]]]  # incomplete runs, by group
-    published: dict[str, float]
+    seeds: dict[str, list[Curve]]  # each complete run, of groups that have no mean curve
+    short: dict[str, list[Curve]]  # incomplete runs, by group
+    published: dict[str, tuple[float, float]]  # low and high of a range, or twice the same score
 
     @property
     def names(self) -> set[str]:
-        return {*self.bands, *self.short, *self.published}
+        return {*self.bands, *self.seeds, *self.short, *self.published}
+
+    def ends(self) -> list[float]:
+        """Where the lines of complete runs end."""
+        means = [band.x[-1] for band in self.bands.values()]
+        return means + [x[-1] for lines in self.seeds.values() for x, _ in lines]
 
     def longest(self) -> float:
-        ends = [band.x[-1] for band in self.bands.values()]
-        return max([*ends, *(x[-1] for lines in self.short.values() for x, _ in lines)], default=0.0)
+        return max([*self.ends(), *(x[-1] for lines in self.short.values() for x, _ in lines)], default=0.0)
 
 
 class Axis(NamedTuple):
@@ -106,7 +118,12 @@ def time_axis(longest: float) -> Axis:
 def save(figure: Figure, path: Path) -> str:
     """Write path.png and path.svg; returns the SVG. The same figure gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(f"{path}.png")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    opaque = Bitmap.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+    opaque.save(
+        f"{path}.png", compress_level=1, dpi=(figure.dpi, figure.dpi)
+    )  # the default takes twice as long
     with matplotlib.rc_context({"svg.hashsalt": path.name}):
         figure.savefig(f"{path}.svg", metadata={"Date": None})
     svg = round_coordinates(Path(f"{path}.svg").read_text(encoding="utf-8"))
@@ -134,8 +151,12 @@ def tick_label(x: float, _: int = 0) -> str:
 
 def label(name: str) -> str:
     """A name, shortened if long. matplotlib would hide one that begins with _."""
-    name = name if len(name) <= MAX_LABEL else f"{name[: MAX_LABEL - 1]}…"
+    name = shorten(name, MAX_LABEL)
     return f" {name}" if name.startswith("_") else name
+
+
+def shorten(name: str, most: int = MAX_LABEL // 2 - 1) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def legend_over(figure: Figure, looks: Looks, names: Iterable[str], *, top: float) -> float:
@@ -169,11 +190,14 @@ def figure_with_legend(
 # ------------------------------------------------------------------------------------------ learning curves
 
 
-def curves_of_game(panel: Panel, looks: Looks, axis: Axis) -> Figure:
-    figure, axes = figure_with_legend((4.4, 2.85), looks, panel.names, top=0.27)
-    y = 1 - 0.2 / figure.get_figheight()
-    figure.text(0.015, y, label(panel.game), fontweight="bold", fontsize=10)
+def curves_of_game(panel: Panel, looks: Looks, axis: Axis, size: tuple[float, float] = NARROW) -> Figure:
+    figure, axes = figure_with_legend(size, looks, panel.names, top=0.27)
+    width, height = figure.get_size_inches()
+    figure.text(0.015, 1 - 0.2 / height, label(panel.game), fontweight="bold", fontsize=10)
     draw_curves(axes, panel, looks, axis)
+    # To place the labels by the widths of the ticks' texts would take as long as the curves.
+    axes.xaxis.set_label_coords(0.5, 0.17 / height, figure.transFigure)
+    axes.yaxis.set_label_coords(0.15 / width, 0.5, figure.transFigure)
     axes.set_xlabel(axis.label)
     axes.set_ylabel("return")
     return figure
@@ -185,11 +209,14 @@ def draw_curves(
     for group, lines in panel.short.items():
         for x, y in lines:
             axes.plot(x / axis.unit, y, color=looks[group].color, linewidth=0.9, linestyle=(0, (1, 2)))
+    for group, lines in panel.seeds.items():
+        for x, y in lines:
+            axes.plot(x / axis.unit, y, **looks[group].line(0.6 * width))
     for group, band in panel.bands.items():
         draw_band(axes, band._replace(x=band.x / axis.unit), looks[group], width=width, alpha=0.18)
     draw_published(axes, panel, looks, width)
-    ends = [band.x[-1] / axis.unit for band in panel.bands.values()]
-    axes.set_xlim(0, 1.04 * max(ends) if any(ends) else None)  # incomplete runs may be longer
+    ends = panel.ends()
+    axes.set_xlim(0, 1.04 * max(ends) / axis.unit if any(ends) else None)  # incomplete runs may be longer
     for side in (axes.xaxis, axes.yaxis):
         side.set_major_formatter(FuncFormatter(tick_label))
         side.set_major_locator(MaxNLocator(ticks))
@@ -201,15 +228,22 @@ def draw_band(axes: Axes, band: Band, look: Look, *, width: float = 1.6, alpha: 
 
 
 def draw_published(axes: Axes, panel: Panel, looks: Looks, width: float) -> None:
-    """As lines. A score far from all runs would flatten their curves, so it is named at the edge instead."""
+    """As lines, or as an area from the lowest to the highest. What is far from all runs would flatten their
+    curves, so it is named at the edge instead."""
     low, high = axes.get_ylim()
     reach = MAX_STRETCH * (high - low)
+    bottom, top = low - reach, high + reach
+    if not (panel.bands or panel.seeds or panel.short):
+        bottom, top = -math.inf, math.inf
     far: dict[bool, list[str]] = {True: [], False: []}  # above, below
-    for name, score in panel.published.items():
-        if not (panel.bands or panel.short) or low - reach <= score <= high + reach:
-            axes.axhline(score, **looks[name].line(0.8 * width))
+    for name, (worst, best) in panel.published.items():
+        if best < bottom or worst > top:
+            score = f"{tick_label(worst)} to {tick_label(best)}" if best > worst else tick_label(best)
+            far[worst > top].append(f"{'↑' if worst > top else '↓'} {score} {name}")
+        elif best > worst:
+            axes.axhspan(max(worst, bottom), min(best, top), color=looks[name].color, alpha=0.2, linewidth=0)
         else:
-            far[score > high].append(f"{'↑' if score > high else '↓'} {tick_label(score)} {name}")
+            axes.axhline(best, **looks[name].line(0.8 * width))
     for above, names in far.items():
         y, side = (0.98, "top") if above else (0.02, "bottom")
         text = "\n".join(names)
@@ -245,34 +279,41 @@ def overview(panels: Sequence[Panel], looks: Looks) -> Figure:
 def aggregates_figure(found: Aggregates, games: int, looks: Looks) -> Figure:
     """A panel per aggregate, a row per group: the estimate and its interval."""
     titles = {"median": "Median", "iqm": "IQM", "mean": "Mean", "optimality gap": "Optimality gap"}
-    longest = max(len(label(name)) for name in found)
-    figure = Figure(figsize=(8 + CHARACTER_WIDTH * longest, 1.0 + 0.32 * len(found)), layout="constrained")
-    panels = figure.subplots(1, len(titles), sharey=True)
-    for axes, (name, title) in zip(panels, titles.items(), strict=True):
+    figure = Figure(figsize=(5.2, 1.6 + 2 * ROW * len(found)), layout="constrained")
+    for axes, (name, title) in zip(figure.subplots(2, 2).flat, titles.items(), strict=True):
         for row, (who, estimates) in enumerate(found.items()):
             draw_estimate(axes, row, estimates[name], looks[who].color)
+            write_row(axes, row, shorten(who.removesuffix(" (published)"), 38))
         axes.set_title(title)
-        axes.set_yticks(range(len(found)), map(label, found))
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="y", visible=False)
-        axes.spines["left"].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.use_sticky_edges = False  # bars start at the low end of the interval, not at the axis
-        axes.margins(x=0.12, y=0.08)
-    panels[0].invert_yaxis()
+        axes.margins(x=0.12)
+        show_rows(axes, len(found))
     figure.supxlabel(f"human-normalised score over {games} game{'s' * (games > 1)}", fontsize=9)
     return figure
+
+
+def write_row(axes: Axes, row: int, text: str) -> None:
+    """Above the row's bar: beside it, a long name would leave the bars no room."""
+    place: Any = dict(transform=axes.get_yaxis_transform(), ha="left", va="bottom", fontsize=7.5)
+    axes.text(0.0, row - 0.2, label(text), **place).set_in_layout(False)
+
+
+def show_rows(axes: Axes, rows: int) -> None:
+    axes.set_ylim(rows - 0.6, -0.75)  # the first on top
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
 
 
 def draw_estimate(axes: Axes, row: int, estimate: Estimate, color: str) -> None:
     value, low, high = estimate
     if high > low:
-        axes.barh(row, high - low, left=low, height=0.6, color=color, alpha=0.35, linewidth=0)
-    axes.plot([value, value], [row - 0.3, row + 0.3], color=color, linewidth=2.2)
+        axes.barh(row + 0.05, high - low, left=low, height=0.4, color=color, alpha=0.35, linewidth=0)
+    axes.plot([value, value], [row - 0.15, row + 0.25], color=color, linewidth=2.2)
 
 
 def profiles_figure(found: dict[str, Band], looks: Looks) -> Figure:
-    figure, axes = figure_with_legend((5.4, 3.3), looks, found, top=0.05)
+    figure, axes = figure_with_legend((4.8, 3.1), looks, found, top=0.05)
     for who, (x, value, low, high) in found.items():
         axes.fill_between(x, low, high, color=looks[who].color, alpha=0.15, linewidth=0, step="post")
         axes.plot(x, value, **looks[who].line(1.6), drawstyle="steps-post")
@@ -285,7 +326,7 @@ def profiles_figure(found: dict[str, Band], looks: Looks) -> Figure:
 
 
 def efficiency_figure(found: dict[str, Band], looks: Looks) -> Figure:
-    figure, axes = figure_with_legend((5.4, 3.3), looks, found, top=0.05)
+    figure, axes = figure_with_legend((4.8, 3.1), looks, found, top=0.05)
     for who, band in found.items():
         draw_band(axes, band, looks[who])
     axes.set_xlabel("frames")
@@ -296,22 +337,14 @@ def efficiency_figure(found: dict[str, Band], looks: Looks) -> Figure:
 
 
 def improvements_figure(found: Improvements, looks: Looks) -> Figure:
-    """The probability that a run of the group on the left beats one of the group on the right."""
-    longest = max(len(label(name)) for pair in found for name in pair)
-    size = (4.6 + 2 * CHARACTER_WIDTH * longest, 0.9 + 0.36 * len(found))
-    figure = Figure(figsize=size, layout="constrained")
+    """The probability that a run of one group scores higher than one of another, a row per pair."""
+    figure = Figure(figsize=(5.2, 0.7 + ROW * len(found)), layout="constrained")
     axes = figure.add_subplot()
-    for row, ((a, _), (estimate, _)) in enumerate(found.items()):
+    for row, ((a, b), (estimate, _)) in enumerate(found.items()):
         draw_estimate(axes, row, estimate, looks[a].color)
+        write_row(axes, row, f"{shorten(a)} > {shorten(b)}")
     axes.axvline(0.5, color="black", linewidth=0.9, linestyle=(0, (4, 3)))
     axes.set_xlim(0, 1)
-    axes.set_yticks(range(len(found)), [label(a) for a, _ in found])
-    right = axes.secondary_yaxis("right")
-    right.set_yticks(range(len(found)), [label(b) for _, b in found])
-    for side, name in ((axes, "left"), (right, "right")):
-        side.tick_params(axis="y", length=0)
-        side.spines[name].set_visible(False)
-    axes.grid(axis="y", visible=False)
-    axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.set_xlabel("probability that a run of the group on the left scores higher")
+    show_rows(axes, len(found))
+    axes.set_xlabel("probability that a run of the first group scores higher")
     return figure

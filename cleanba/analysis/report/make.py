@@ -11,19 +11,23 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from cleanba.analysis.report import aggregates, figures, tables
-from cleanba.analysis.report.compare import Comparison, compare, read_published
-from cleanba.analysis.report.figures import STEPS, Look, Looks, Panel
+from cleanba.analysis.report.aggregates import Band, NormalisedScores
+from cleanba.analysis.report.compare import Comparison, compare
+from cleanba.analysis.report.figures import GREY, LARGE, NARROW, STEPS, Curve, Look, Looks, Panel
 from cleanba.analysis.report.page import Image, Page
-from cleanba.analysis.report.runs import find_runs, read_run
+from cleanba.analysis.report.published import Published, read_baseline
+from cleanba.analysis.report.runs import Run, find_runs, read_run
 from cleanba.analysis.report.summary import Summary, summarize
 from cleanba.analysis.report.tables import Table, as_csv, as_markdown
 from cleanba.config.errors import UsageError
 from cleanba.runtime.machine import available_cores
 
 MAX_SERIAL_TASKS = 20  # one process has done these sooner than others have started
+MAX_LINES = 3  # more published systems are drawn as one area, from the lowest to the highest
 MAX_WORKERS = 4  # each needs about 100 MiB
 PAGE = "index.html"
 REPORT_MARK = '<meta name="generator" content="cleanba report">'  # a folder with this page may be replaced
@@ -37,7 +41,8 @@ def make_report(
     roots: list[Path],
     *,
     group_by: tuple[str, ...],
-    baseline: Path | None = None,
+    baseline: str | None = None,
+    systems: tuple[str, ...] = (),
     steps: int | None = None,
     out: Path,
     made: str = "",
@@ -46,7 +51,7 @@ def make_report(
     folders, unopened = find_runs(roots)
     if not folders:
         raise UsageError(f"no run found in {', '.join(map(str, roots))}; give run folders or their parents")
-    published = read_published(baseline) if baseline else {}
+    published = read_baseline(baseline, systems) if baseline else Published({})
     check_out(out, folders)
     with workers(len(folders)) as pool, replace_report(out) as folder:
         runs = run_tasks(pool, partial(read_run, steps=steps), folders)
@@ -164,13 +169,19 @@ def draw(
     comparison = summary.comparison
     looks = {group: Look.of_group(i) for i, group in enumerate(comparison.groups)}
     looks |= {system: Look.of_published(i) for i, system in enumerate(comparison.published)}
-    drawings = [*over_all_games(summary)]  # large ones first, so that no worker ends with one
+    if len(comparison.published) > MAX_LINES:
+        looks[area_name(comparison)] = Look(GREY, "solid")
+    panels = {game: panel(comparison, game, "step") for game in comparison.games}
+    drawings = [
+        *over_all_games(summary, [*panels.values()])
+    ]  # large ones first, so that no worker ends with one
     files = file_names(comparison.games)
+    size = LARGE if len(files) == 1 else NARROW
     for game, file in files.items():
         for column in ("step", "seconds"):
-            curves = panel(comparison, game, column)
+            curves = panels[game] if column == "step" else panel(comparison, game, column)
             axis = STEPS if column == "step" else figures.time_axis(curves.longest())
-            make = partial(figures.curves_of_game, curves, axis=axis)
+            make = partial(figures.curves_of_game, curves, axis=axis, size=size)
             drawings.append(Drawing(f"curves/{file}-{column}", f"{game}: return over {axis.label}", make))
     drawn = run_tasks(pool, partial(draw_one, folder=folder, looks=looks), drawings)
     images = {image.name: image for image in drawn}
@@ -200,23 +211,40 @@ def panel(comparison: Comparison, game: str, column: str) -> Panel:
     """Curves over "step" or "seconds"."""
     cells = {group: comparison.cell(group, game) for group in comparison.groups}
     bands = {group: band for group, cell in cells.items() if (band := aggregates.band(cell, column))}
-    short = {
-        group: [(getattr(run.curve, column), run.curve.value) for run in cell.short]
-        for group, cell in cells.items()
-        if cell.short
-    }
-    published = {system: scores[game] for system, scores in comparison.published.items() if game in scores}
-    return Panel(game, bands, short, published)
+    seeds = {g: lines(cell.runs, column) for g, cell in cells.items() if cell.runs and g not in bands}
+    short = {group: lines(cell.short, column) for group, cell in cells.items() if cell.short}
+    scores = {system: scores[game] for system, scores in comparison.published.items() if game in scores}
+    published = {system: (score, score) for system, score in scores.items()}
+    if scores and len(comparison.published) > MAX_LINES:
+        published = {area_name(comparison): (min(scores.values()), max(scores.values()))}
+    return Panel(game, bands, seeds, short, published)
 
 
-def over_all_games(summary: Summary) -> Iterator[Drawing]:
+def lines(runs: list[Run], column: str) -> list[Curve]:
+    return [(getattr(run.curve, column), run.curve.value) for run in runs]
+
+
+def area_name(comparison: Comparison) -> str:
+    return f"{len(comparison.published)} published systems"
+
+
+def profiles(comparison: Comparison, normalised: NormalisedScores) -> dict[str, Band]:
+    found = aggregates.profiles(normalised)
+    systems = [found.pop(name) for name in [*found] if name in normalised.published]
+    if len(systems) <= MAX_LINES:
+        return found | dict(zip(normalised.published, systems, strict=True))
+    curves = np.array([band.mean for band in systems])
+    nowhere = np.full(curves.shape[1], np.nan)  # an area without a line
+    return found | {area_name(comparison): Band(systems[0].x, nowhere, curves.min(0), curves.max(0))}
+
+
+def over_all_games(summary: Summary, panels: list[Panel]) -> Iterator[Drawing]:
     comparison, normalised = summary.comparison, summary.normalised
-    panels = [panel(comparison, game, "step") for game in comparison.games]
     yield Drawing("overview", "return of all games", partial(figures.overview, panels))
     if normalised.games:
         make = partial(figures.aggregates_figure, summary.aggregates, len(normalised.games))
         yield Drawing("aggregates", "aggregate scores", make)
-        make = partial(figures.profiles_figure, aggregates.profiles(normalised))
+        make = partial(figures.profiles_figure, profiles(comparison, normalised))
         yield Drawing("profiles", "performance profiles", make)
         if bands := aggregates.efficiency(comparison, normalised):
             yield Drawing("efficiency", "sample efficiency", partial(figures.efficiency_figure, bands))

@@ -3,10 +3,17 @@
 import itertools
 
 from cleanba.analysis.report.aggregates import NormalisedScores, common_range
-from cleanba.analysis.report.compare import Cell, Comparison, ListedRun, as_text, natural_key, settings
+from cleanba.analysis.report.compare import Cell, Comparison, ListedRun, natural_key, settings
+from cleanba.analysis.report.runs import as_text
 from cleanba.records.row import RECENT_GAMES
 
+MAX_NAMED = 5
 SAME_FRAMES = 0.98  # runs that differ by a last update are compared at the same number of frames
+
+NO_COMMON_TIME = (
+    "No mean over wall time, but a line for each seed: time counts from each run's own start, and one seed "
+    "had its first return later than another its last"
+)
 
 Notes = dict[str, list[str]]  # by heading, a line per case
 
@@ -33,9 +40,9 @@ def _on_runs(comparison: Comparison) -> Notes:
         "Damaged files: only their intact part is used": [
             f"{_name(x)}: {x.run.damage}" for x in comparison.read if x.run.damage
         ],
-        "Incomplete runs: drawn as thin dotted lines, not part of any score": [
+        "Incomplete runs: drawn as thin dotted lines, left out of all scores": [
             f"{_name(x)}: {x.run.state} at {x.run.step:,} of {_or_unknown(x.run.target)} steps"
-            for x in are("short")
+            for x in are("incomplete")
         ],
         "Runs with the same group, game and seed: only one of them counts": [
             f"{_name(x)}: {as_text(x.run.path.name)} does not count{_other_flags(x, comparison.group_by)}"
@@ -132,15 +139,15 @@ def _on_scores(comparison: Comparison) -> Notes:
             for x in counted
             if x.run.episodes is not None and x.run.episodes < RECENT_GAMES
         ],
-        "Scores over an unknown number of episodes: means that the training script logged": [
+        "Scores over an unknown number of episodes, as the training script logged only their mean": [
             _name(x) for x in counted if x.run.episodes is None
         ],
-        "Games with a single complete run: their intervals do not show how much seeds vary": [
+        "Games with one complete run of a group: nothing shows how its scores vary between seeds": [
             f"{group}: {', '.join(single)}"
             for group in comparison.groups
             if (single := [game for game in comparison.games if len(comparison.cell(group, game).runs) == 1])
         ],
-        "Curves whose seeds have no time in common: not drawn over wall time": [
+        NO_COMMON_TIME: [
             f"{game}, {group}" for (group, game), cell in comparison.cells.items() if _is_disjoint(cell)
         ],
     }
@@ -170,7 +177,7 @@ def _on_aggregates(comparison: Comparison, normalised: NormalisedScores) -> Note
             if (missing := [game for game in normalised.games if game not in scores])
         ],
         "Published scores of games without runs": [
-            f"{system}: {', '.join(others)}"
+            f"{system}: {', '.join(others) if len(others) <= MAX_NAMED else f'{len(others)} games'}"
             for system, scores in comparison.published.items()
             if (others := sorted(scores.keys() - set(comparison.games)))
         ],

@@ -1,5 +1,6 @@
 """The page of a report: one HTML file that needs no other."""
 
+import itertools
 import math
 import re
 from html import escape
@@ -19,18 +20,23 @@ MANY_GAMES = 6  # more get a search field
 UNQUOTED = " !$'()*+,/:;=?@[]^_`{|}~"  # safe in a data URL in an attribute
 
 CAPTIONS = {
-    "aggregates": "Median and mean are over games, the interquartile mean (IQM) and the optimality gap over "
-    "runs. The optimality gap is how far runs fall short of a human score on average: lower is better.",
-    "profiles": "Performance profiles: the share of runs that score above τ.",
-    "efficiency": "Sample efficiency: the interquartile mean against frames.",
-    "improvement": "Probability of improvement, averaged over the games that both groups have: right of the "
-    "dashed line, a run of the left group is more likely to score higher.",
+    "aggregates": "Median and mean: of the games' mean scores. IQM, the interquartile mean: the mean of all "
+    "runs without the best and the worst quarter. Optimality gap: how far runs fall short of a human on "
+    "average; lower is better.",
+    "profiles": "Performance profiles: the share of runs that score more than τ. Higher is better.",
+    "efficiency": "Sample efficiency: the interquartile mean (IQM) during training.",
+    "improvement": "Probability of improvement: how often a run of the first group scores higher than a run "
+    "of the second on the same game, averaged over the games that both have. Right of the dashed line, the "
+    "first group is better. Where every run of one group beats every run of the other, the interval follows "
+    "from the numbers of runs alone (Newcombe 2006).",
 }
 INTRODUCTIONS = {
-    "settings": "Flags that differ between runs, code and hardware. A + marks a commit with uncommitted "
-    "changes; values that differ within a group are separated by /.",
-    "runs": "Only complete runs count. Of several runs with the same group, game and seed only one counts: a "
-    "complete one, the last by folder name. The others are marked as repeated.",
+    "settings": "The flags that differ between runs, and the code and the hardware that the runs used. A + "
+    "after a commit: the code had uncommitted changes. If the runs of a group differ, all values are given, "
+    "separated by /.",
+    "runs": "Scores are computed from the runs that are marked as counts: the complete ones. If several runs "
+    "have the same group, game and seed, only one counts, a complete one if there is any, and of those the "
+    "last by the folder's name; the others are marked as repeated.",
 }
 
 
@@ -63,7 +69,7 @@ class Page(NamedTuple):
     def html(self) -> str:
         sections = {
             "overview": ("Overview", self._overview()),
-            "notes": ("What to know", self._notes()),
+            "notes": ("Caveats", self._notes()),
             "aggregates": ("Over all games", self._aggregates()),
             "curves": ("Curves", self._curves()),
             "scores": ("Scores", self._scores()),
@@ -92,18 +98,23 @@ class Page(NamedTuple):
         comparison = self.summary.comparison
         runs, games = len(comparison.listed), len(comparison.games)
         at = f", compared at {comparison.steps:,} steps" if comparison.steps else ""
-        by = ", ".join(comparison.group_by)
-        text = f"{_plural(runs, 'run')} of {_plural(games, 'game')}, grouped by {by}{at}."
+        by = " and ".join(comparison.group_by)
+        text = (
+            f"{_plural(runs, 'run')} on {_plural(games, 'game')}{at}. Runs with the same {by} form a group."
+        )
         tiles = "".join(self._tile(index, group) for index, group in enumerate(comparison.groups))
         return f'<p>{escape(text)}</p><div class="tiles">{tiles}</div>'
 
     def _tile(self, index: int, group: str) -> str:
-        contested = [row for row in self.tables["scores"].rows if any(value.is_best for value in row)]
+        scores = self.tables["scores"]
+        column = scores.header.index(group)
+        training = [scores.header.index(name) for name in self.summary.comparison.groups]
+        contested = [row for row in scores.rows if any(row[i].is_best for i in training)]
         row = self.tables["groups"].rows[index]
-        facts = {"runs that count": row[2].text, "steps/s": row[3].text}
+        facts = {"complete runs": row[2].text, "steps/s": row[3].text}
         if len(self.summary.comparison.groups) > 1:
-            won = sum(game_row[1 + index].is_best for game_row in contested)
-            facts["highest mean"] = f"{won} of {_plural(len(contested), 'game')}"
+            won = sum(game_row[column].is_best for game_row in contested)
+            facts["best score on"] = f"{won} of {_plural(len(contested), 'game')}"
         entries = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in facts.items())
         headline = ""
         if group in self.summary.aggregates:
@@ -134,15 +145,14 @@ class Page(NamedTuple):
             text = f"Human-normalised scores over {games}: 0 is a random agent, 1 a human."
             if normalised.left_out:
                 left_out = _plural(len(normalised.left_out), "other game")
-                text += f' {left_out} had to be left out, see "What to know".'
+                text += f' {left_out} had to be left out, see "Caveats".'
         else:
             text = (
-                "No game has a human score and a complete run of every group, so there are no aggregates of "
-                "human-normalised scores."
+                "Human-normalised scores are computed for Atari games of which every group has a complete "
+                "run. There is none here."
             )
         shown = "".join(
-            f'<figure class="figure{" wide" * (name == "aggregates")}">'
-            f'<div class="pan">{self.images[name].tag()}</div>'
+            f'<figure class="figure">{self.images[name].tag()}'
             f"<figcaption>{caption} {self.images[name].links()}</figcaption></figure>"
             for name, caption in CAPTIONS.items()
             if name in self.images
@@ -151,10 +161,13 @@ class Page(NamedTuple):
         return f'<p>{text}</p><div class="figures">{shown}</div>{"".join(tables)}'
 
     def _curves(self) -> str:
+        groups, published = self.summary.comparison.groups, self.summary.comparison.published
+        has_area = len(self.looks) > len(groups) + len(published)  # instead of a line for each system
         legend = "".join(
             f'<span><i class="key" style="border-color:{look.color};border-top-style:{look.dash}"></i>'
             f"{escape(who)}</span>"
             for who, look in self.looks.items()
+            if who not in published or not has_area
         )
         search = '<input id="filter" type="search" placeholder="find a game" aria-label="find a game">'
         switch = (
@@ -167,12 +180,21 @@ class Page(NamedTuple):
             f"{steps.tag('steps')}{time.tag('time')}</button><template>{self._details(game)}</template>"
             for game, (steps, time) in self.cards.items()
         )
+        text = (
+            f"The mean return of the last {RECENT_GAMES} episodes. A line is the mean over a group's seeds, "
+            "drawn as far as every seed has come; the area around it is the 95 % interval."
+        )
+        if len(self.cards) == 1:
+            ((steps, time),) = self.cards.values()
+            figure = f'<figure class="figure large">{steps.tag("steps")}{time.tag("time")}</figure>'
+            files = f'<p class="files">over steps: {steps.links()}, over wall time: {time.links()}</p>'
+            return f'<p>{text}</p><div class="bar">{switch}</div>{figure}{files}'
+        search *= len(self.cards) > MANY_GAMES
+        few = " few" * (len(self.cards) <= MANY_GAMES)
         return (
-            f"<p>Mean return of the last {RECENT_GAMES} episodes, averaged over seeds as far as all of them "
-            "have data, with 95 % intervals. Click a game to enlarge it. All games in one figure: "
-            f'{self.images["overview"].links()}</p><div class="bar">{switch}'
-            f'{search * (len(self.cards) > MANY_GAMES)}<div class="legend">{legend}</div></div>'
-            f'<div class="cards">{cards}</div>'
+            f"<p>{text} Click a game to enlarge it. All games in one figure: "
+            f'{self.images["overview"].links()}</p><div class="bar">{switch}{search}'
+            f'<div class="legend">{legend}</div></div><div class="cards{few}">{cards}</div>'
         )
 
     def _details(self, game: str) -> str:
@@ -186,16 +208,30 @@ class Page(NamedTuple):
 
     def _scores(self) -> str:
         comparison = self.summary.comparison
-        best = " The best group is bold." * (len(comparison.groups) > 1)
-        published = " Columns in italics are published scores, not runs." * bool(comparison.published)
-        text = f"Mean over seeds ± standard deviation.{best}{published}"
+        text = (
+            f"Mean return of the last {RECENT_GAMES} training episodes; mean over seeds ± standard deviation."
+        )
+        if any(len(cell.evaluations) for cell in comparison.cells.values()):
+            text += " Evaluation: the same of the episodes that the saved models played after training."
+        if len(comparison.groups) > 1:
+            text += " The best group is bold."
+        if comparison.published:
+            text += " In italics: published scores, not runs of this report."
+        if comparison.source:
+            text += f" Source: {escape(comparison.source)}"
         return self._text_and_table(text, "scores")
 
     def _text_and_table(self, text: str, name: str) -> str:
         return f"<p>{text}</p>{self._table(self.tables[name])}"
 
     def _table(self, table: Table) -> str:
-        """Sortable and with links to its files, if it has a name."""
+        """Sortable and with links to its files, if it has a name. On the page, without empty columns."""
+        filled = [
+            name == "Game" or any(row[i].text not in ("", "–") or row[i].small for row in table.rows)
+            for i, name in enumerate(table.header)
+        ]
+        rows = [[*itertools.compress(row, filled)] for row in table.rows]
+        table = Table(table.name, [*itertools.compress(table.header, filled)], rows)
         published = [name in self.summary.comparison.published for name in table.header]
         first = zip(table.header, table.rows[0] if table.rows else [], strict=False)
         texts = {name for name, value in first if isinstance(value.sort, str)}

@@ -4,6 +4,7 @@ Any run folder can be read, even of a run that is still training, was killed, or
 """
 
 import ast
+import json
 import math
 import os
 import re
@@ -22,21 +23,21 @@ from cleanba.records.event_file import EVENTS, DamagedEvents, read_events
 from cleanba.records.row import RECENT_GAMES, Row
 from cleanba.records.run_folder import (
     ARGS,
+    EVALUATION,
     MAX_COUNT,
     METRICS,
     DamagedRecord,
-    is_finished,
-    is_locked,
     is_number,
     read_record,
     sample_rows,
 )
+from cleanba.records.run_status import state_of
 from cleanba.runtime.files import read_regular
 from cleanba.runtime.messages import printable
 
 # A run folder's name, which has what matters if args.json is lost.
 RUN_NAME = re.compile(r"(?P<env_id>.+?)__(?P<exp_name>.+)__(?P<seed>\d+)__\d+")
-MAX_ROWS = 200  # up to twice as many rows are read per run, evenly spaced: a curve needs no more
+MAX_ROWS = 120  # up to twice as many rows are read per run, evenly spaced: a curve has as many points
 ATARI_FRAME_SKIP = 4  # where a run does not record it
 EPISODE_RETURN, MEAN_RETURN, SPEED = "charts/episodic_return", "charts/avg_episodic_return", "charts/SPS"
 IDLE_SECONDS = 300  # a TensorBoard run that has written nothing for so long is not running
@@ -67,6 +68,7 @@ class Run(NamedTuple):
     episodes: int | None  # finished; None if unknown
     curve: Curve
     damage: str = ""  # what is wrong with the files
+    evaluation: float | None = None  # mean return of the finished run's saved model
 
     @property
     def env_id(self) -> str:
@@ -84,6 +86,15 @@ class Run(NamedTuple):
     @property
     def score(self) -> float:
         return float(self.curve.value[-1])
+
+
+def as_text(value: Any) -> str:
+    """Any value from a file, safe to print and to write into HTML and SVG."""
+    if isinstance(value, float):
+        value = f"{value:g}"
+    elif not isinstance(value, str):
+        value = json.dumps(value, default=str)
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "�", value)
 
 
 def find_runs(roots: Iterable[Path]) -> tuple[list[Path], list[str]]:
@@ -132,11 +143,7 @@ def _read_cleanba(path: Path, steps: int | None) -> Run:
     record, record_damage = _read_record(path)
     rows, rows_damage = _read_rows(path, steps)
     last: dict[str, Any] = rows[-1] if rows else {}
-    state = "stopped" if rows or steps else "empty"
-    if is_finished(path):
-        state = "finished"
-    elif is_locked(path):
-        state = "running"
+    state = state_of(path, has_rows=bool(rows or steps))
     if record_damage or (rows_damage and not rows):
         state = "damaged"
     args, plan = record.get("args") or _args_from_name(path), record.get("plan", {})
@@ -159,7 +166,17 @@ def _read_cleanba(path: Path, steps: int | None) -> Run:
         episodes=_int_or_zero(last["stats/games"]) if "stats/games" in last else None,
         curve=Curve(*(np.array([row[name] for row in curve_rows], np.float64) for name in columns)),
         damage="; ".join(filter(None, [record_damage, rows_damage])),
+        evaluation=_read_evaluation(path) if state == "finished" and not steps else None,
     )
+
+
+def _read_evaluation(path: Path) -> float | None:
+    """None if there is none, or a damaged one."""
+    try:
+        score = json.loads(read_regular(path / EVALUATION))["scores"]["episodic_return"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return float(score) if is_number(score) else None
 
 
 def _read_record(path: Path) -> tuple[dict[str, Any], str]:

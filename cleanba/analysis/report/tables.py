@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cleanba.analysis.report.aggregates import Aggregates, Improvements, NormalisedScores
-from cleanba.analysis.report.compare import Cell, Comparison, as_text, settings
+from cleanba.analysis.report.compare import Cell, Comparison, settings
 from cleanba.analysis.report.notes import Notes
-from cleanba.analysis.report.runs import Run
+from cleanba.analysis.report.runs import Run, as_text
 from cleanba.analysis.statistics import Estimate
 from cleanba.evaluation.atari_scores import human_normalized
 
@@ -41,6 +41,12 @@ def text_value(content: Any) -> Value:
 def number(x: float, form: str = ",.0f") -> Value:
     """NaN means unknown."""
     return empty() if math.isnan(x) else Value(format(x, form), x, {"": x})
+
+
+def duration(seconds: float) -> Value:
+    """In hours, minutes or seconds, as it suits; in a CSV in seconds."""
+    unit, name = (3600, "h") if seconds >= 7200 else (60, "min") if seconds >= 120 else (1, "s")
+    return Value(f"{seconds / unit:,.1f} {name}", seconds, {"seconds": round(seconds, 3)})
 
 
 def empty(small: str = "", **parts: Any) -> Value:
@@ -92,22 +98,44 @@ def _markdown(value: Value) -> str:
 
 
 def scores_table(comparison: Comparison) -> Table:
-    """Mean ± standard deviation over runs, by game and group."""
+    """Mean ± standard deviation over runs, by game and group, of training and beside it of evaluation."""
+    evaluated = {group for (group, _), cell in comparison.cells.items() if len(cell.evaluations)}
+    names = [
+        name
+        for group in comparison.groups
+        for name in [group, *[evaluation_of(group)] * (group in evaluated)]
+    ]
     rows = []
     for game in comparison.games:
-        cells = [comparison.cell(group, game) for group in comparison.groups]
-        means = [cell.scores.mean() for cell in cells if cell.runs]
-        best = float(max(means)) if len(means) > 1 else None  # needs another group to be better than
+        cells = {group: comparison.cell(group, game) for group in comparison.groups}
+        trained = {group: cell.scores for group, cell in cells.items()}
+        played = {group: cell.evaluations for group, cell in cells.items()}
+        values = []
+        for group, cell in cells.items():
+            values.append(_score(game, cell, trained[group], _best(trained)))
+            if group in evaluated:
+                values.append(_score(game, cell, played[group], _best(played)))
         published = [_published_score(game, scores.get(game)) for scores in comparison.published.values()]
-        rows.append([text_value(game), *(_score(game, cell, best) for cell in cells), *published])
-    return Table("scores", ["Game", *comparison.groups, *comparison.published], rows)
+        rows.append([text_value(game), *values, *published])
+    return Table("scores", ["Game", *names, *comparison.published], rows)
 
 
-def _score(game: str, cell: Cell, best: float | None) -> Value:
-    scores, total = cell.scores, len(cell.all_runs)
-    counts = {"runs": len(scores), "runs that do not count": total - len(scores)}
+def evaluation_of(group: str) -> str:
+    """The name of its column."""
+    return f"{group} (evaluation)"
+
+
+def _best(scores: dict[str, np.ndarray]) -> float | None:
+    """The highest mean, if there is another one that it is higher than."""
+    means = [of_group.mean() for of_group in scores.values() if len(of_group)]
+    return float(max(means)) if len(means) > 1 else None
+
+
+def _score(game: str, cell: Cell, scores: np.ndarray, best: float | None) -> Value:
+    total = len(cell.all_runs)
+    counts = {"runs": len(scores), "runs left out": total - len(scores)}
     if not len(scores):
-        return empty(f"0 of {total} runs complete" if total else "no run", **counts)
+        return empty(f"0 of {total} runs" if total else "no run", **counts)
     mean, deviation = float(scores.mean()), float(scores.std(ddof=1)) if len(scores) > 1 else None
     normalised, speed = human_normalized(game, mean), _mean_speed(cell.runs)
     count = f"{len(scores)} of {total} runs" if total > len(scores) else f"{total} run{'s' * (total > 1)}"
@@ -142,10 +170,10 @@ def groups_table(comparison: Comparison) -> Table:
         counted = [x.run for x in listed if x.standing == "counts"]
         count, total = len(counted), len(listed)
         count_value = Value(f"{count} of {total}", count, {"": count, "in all": total})
-        hours = number(sum(x.run.seconds for x in listed) / 3600, ",.2f")
+        time = duration(sum(x.run.seconds for x in listed))
         games = number(len({x.game for x in listed}))
-        rows.append([text_value(group), games, count_value, number(_mean_speed(counted)), hours])
-    return Table("groups", ["Group", "Games", "Runs that count", "Steps/s", "Hours"], rows)
+        rows.append([text_value(group), games, count_value, number(_mean_speed(counted)), time])
+    return Table("groups", ["Group", "Games", "Complete runs", "Steps/s", "Time"], rows)
 
 
 def aggregates_table(normalised: NormalisedScores, found: Aggregates) -> Table:
@@ -184,19 +212,24 @@ def runs_table(comparison: Comparison) -> Table:
     rows = [
         [
             *map(text_value, (x.game, x.group, x.run.seed, x.run.state, x.standing)),
-            Value(brief(x.run.score), x.run.score, {"": x.run.score}) if len(x.run.curve.value) else empty(),
+            _return(x.run.score if len(x.run.curve.value) else None),
+            _return(x.run.evaluation),
             number(x.run.step),
             number(x.run.target) if x.run.target else empty(),
             number(x.run.speed),
-            number(x.run.seconds / 60, ",.1f"),
+            duration(x.run.seconds),
             *map(text_value, (x.run.path.name, x.run.damage)),
         ]
         for x in comparison.listed
     ]
-    header = "Game,Group,Seed,State,Standing,Score,Steps,Of,Steps/s,Minutes,Folder,Damage"
+    header = "Game,Group,Seed,State,Standing,Score,Evaluation,Steps,Of,Steps/s,Time,Folder,Damage"
     return Table("runs", header.split(","), rows)
+
+
+def _return(score: float | None) -> Value:
+    return empty() if score is None else Value(brief(score), score, {"": score})
 
 
 def notes_table(found: Notes) -> Table:
     rows = [[text_value(heading), text_value(line)] for heading, lines in found.items() for line in lines]
-    return Table("notes", ["What to know", "Where"], rows)
+    return Table("notes", ["Caveat", "Where"], rows)
