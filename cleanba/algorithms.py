@@ -1,6 +1,7 @@
 """The algorithms by name. A user's own file is as good as ours: a .py file with `Args` and
 `make_algorithm`."""
 
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -15,12 +16,31 @@ ALGORITHMS = {
     "ppo": "cleanba.cleanba_ppo",
     "impala": "cleanba.cleanba_impala",
 }
+PRESETS = {  # the same algorithms with other defaults; each module has ARGS, and says what it is for
+    "ppo-fit": "cleanba.cleanba_ppo_fit",
+    "ppo-atari-fast": "cleanba.cleanba_ppo_atari_fast",
+    "ppo-continuous": "cleanba.cleanba_ppo_continuous",
+    "ppo-procgen": "cleanba.cleanba_ppo_procgen",
+    "ppo-envpool-impala-atari-wrapper": "cleanba.cleanba_ppo_envpool_impala_atari_wrapper",
+    "ppo-envpool-impala-atari-wrapper-large": "cleanba.cleanba_ppo_envpool_impala_atari_wrapper_large",
+    "ppo-envpool-machado-atari-wrapper": "cleanba.cleanba_ppo_envpool_machado_atari_wrapper",
+    "impala-envpool-impala-atari-wrapper": "cleanba.cleanba_impala_envpool_impala_atari_wrapper",
+    "impala-envpool-machado-atari-wrapper": "cleanba.cleanba_impala_envpool_machado_atari_wrapper",
+}
 
 
-def load_algorithm(name: str) -> Any:
-    """Its module: of one of the names, or of a .py file, which is executed."""
-    if name in ALGORITHMS:
+def load_algorithm(name: Any) -> Any:
+    """Its module: of one of the names, or of a .py file, which is executed. A module is its own."""
+    if isinstance(name, str) and name in ALGORITHMS:
         return import_module(ALGORITHMS[name])
+    module = load_file(name) if isinstance(name, str | Path) else name
+    for needed in ("Args", "make_algorithm"):
+        if not hasattr(module, needed):
+            raise UsageError(f"{name} has no {needed}, so it is no algorithm; see examples/a2c.py")
+    return module
+
+
+def load_file(name: str | Path) -> Any:
     path = Path(name).resolve()
     if path.suffix != ".py":
         raise UsageError(f"there is no algorithm {name!r}; give {', '.join(ALGORITHMS)} or a .py file")
@@ -32,9 +52,6 @@ def load_algorithm(name: str) -> Any:
     sys.modules[name_here] = module  # dataclasses look their module up there
     sys.path.insert(0, str(path.parent))  # as for `python FILE`: it may import what lies beside it
     spec.loader.exec_module(module)
-    for needed in ("Args", "make_algorithm"):
-        if not hasattr(module, needed):
-            raise UsageError(f"{name} has no {needed}, so it is no algorithm; see examples/a2c.py")
     return module
 
 
@@ -45,10 +62,14 @@ def source_digest(make_algorithm: Callable[..., Any]) -> str:
 
 
 def name_of(make_algorithm: Callable[..., Any]) -> str:
-    """One of the names, or the name of the file that has it."""
+    """One of the names, or the path from the current folder to the file that has it: commands that are shown
+    name it, and work from here."""
     module = make_algorithm.__module__
-    file = Path(getattr(sys.modules.get(module), "__file__", None) or module)
+    file = getattr(sys.modules.get(module), "__file__", None)
     for name, ours in ALGORITHMS.items():
-        if module == ours or file == Path(__file__).parent / f"{ours.split('.')[1]}.py":
+        if module == ours or (file and Path(file) == Path(__file__).parent / f"{ours.split('.')[1]}.py"):
             return name
-    return file.name
+    try:
+        return os.path.relpath(file) if file else module
+    except OSError:  # the current folder is gone
+        return str(file)

@@ -37,8 +37,8 @@ from cleanba.runtime.files import atomic_write, file_name
 from cleanba.runtime.machine import available_cores
 from cleanba.training.setup import Setup, make_setup
 
-DESCRIPTION = """Measure how fast a run with these flags is on this machine: `cleanba bench ppo` (the default)
-or `cleanba bench impala`.
+DESCRIPTION = """Measure how fast a run with these flags is on this machine: `cleanba bench ppo` (the
+default), `cleanba bench impala`, or `cleanba bench FILE.py` for an algorithm of your own.
 
 First the parts alone: inference, learning, copies to the learners, and the environments with random actions,
 stepped in the fastest of several ways, which is the ceiling of any run. Then a real training, with the
@@ -130,7 +130,7 @@ def analyse(result: BenchResult, setup: Setup, args: RunArgs) -> dict[str, Any]:
     return {
         "actor_time": speed.actor_time(),
         "learner_time": training.learner,
-        "bottleneck": bottleneck(speed, args),
+        "bottleneck": bottleneck(speed, args, own_network="network" not in setup.algorithm.resolved),
         "peak_gib": peak_memory(device),
     }
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
+from cleanba.config.command_line import parse_command
 from cleanba.config.errors import UsageError
 from cleanba.envs.factory import BACKENDS, describe_default
 from cleanba.envs.spec import ArraySpec, EnvSpec
@@ -57,7 +58,7 @@ def action_line(env: EnvSpec) -> str:
 def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     with command() as console:
         description = "List the environments that can be trained on, or show one."
-        run(tyro.cli(Args, args=argv, prog=prog, description=description), console)
+        run(parse_command(Args, argv=argv, prog=prog, description=description), console)
 
 
 if __name__ == "__main__":

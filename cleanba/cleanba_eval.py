@@ -8,11 +8,12 @@ import jax
 import tyro
 from rich.console import Console
 
+from cleanba.config.command_line import parse_command
 from cleanba.config.errors import UsageError
 from cleanba.envs.spaces import parse_options
 from cleanba.evaluation.evaluate import evaluate, recording, show_progress
-from cleanba.evaluation.hub import find_model
 from cleanba.evaluation.model import load_model
+from cleanba.records.run_model import LATEST, find_run_model
 from cleanba.runtime.command import CleanExit, command, need_extra
 from cleanba.runtime.determinism import make_deterministic
 from cleanba.runtime.files import file_name
@@ -22,7 +23,8 @@ from cleanba.runtime.messages import printable, show
 @dataclass(frozen=True)
 class Args:
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH|HUB-ID")]
-    """a model file, a run folder, or a repository on the Hugging Face Hub"""
+    """a model file, a run folder, `latest` (the model below runs/ that was saved last), or a repository on
+    the Hugging Face Hub"""
     episodes: int = 10
     """number of episodes; the first that begin count"""
     seed: int = 1
@@ -48,7 +50,10 @@ def run(args: Args, console: Console) -> None:
         raise UsageError(f"--seed {args.seed} is out of range; give a number from 0 to 2^32 - 1")
     if args.video:
         need_extra("--video", "imageio_ffmpeg", "video")
-    model = load_model(find_model(args.model), args.algorithm, parse_options(args.env_options), args.env_id)
+    file = find_run_model(args.model)
+    if args.model == LATEST:
+        show(console, printable(str(file)))
+    model = load_model(file, args.algorithm, parse_options(args.env_options), args.env_id)
     name = f"{model.env.env_id}  ·  {model.args.exp_name}, seed {model.args.seed}, {model.steps:,} steps"
     show(console, f"{printable(name)}  ·  on {jax.local_devices()[0].device_kind}")
     path = Path(file_name(f"{model.env.env_id}__{model.args.exp_name}__{model.args.seed}__{args.seed}.mp4"))
@@ -69,7 +74,7 @@ def main(argv: list[str] | None = None, prog: str | None = None) -> None:
     with command() as console:
         make_deterministic()
         description = "Evaluate a trained model and report its returns."
-        run(tyro.cli(Args, args=argv, prog=prog, description=description), console)
+        run(parse_command(Args, argv=argv, prog=prog, description=description), console)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
-"""IMPALA (Espeholt et al. 2018) on the Sebulba architecture.
+"""IMPALA (Espeholt et al. 2018) on the Sebulba architecture. Values are those of the paper.
 
 This file is the whole algorithm: its arguments, its minibatches, its loss with V-trace. cleanba_ppo.py shows
 what the engine does with these functions.
 """
 
+# First, for signals while the others are imported.
+import cleanba.runtime.early_signals  # isort: skip  # noqa: F401
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -149,8 +153,13 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
     )
 
 
-def main(default: Args = Args(), argv: list[str] | None = None, prog: str | None = None) -> None:
-    run_command(default, make_algorithm, description="Train an agent with IMPALA.", argv=argv, prog=prog)
+def main(
+    default: Args | Callable[[], Args] = Args(),
+    argv: list[str] | None = None,
+    prog: str | None = None,
+    description: str | None = (__doc__ or "").split("\n\n")[0],
+) -> None:
+    run_command(default, make_algorithm, description=description, argv=argv, prog=prog)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Proximal policy optimization (Schulman et al. 2017) on the Sebulba architecture.
+"""Proximal policy optimization (Schulman et al. 2017) on the Sebulba architecture. Values are those of the
+original Cleanba (Huang et al. 2023), which has them from CleanRL's PPO for Atari.
 
 This file is the whole algorithm: its arguments, what it computes from a rollout, its minibatches, its loss.
 What the engine (`cleanba/sebulba`) does with it, for each update:
@@ -21,6 +22,10 @@ An algorithm is these functions. The loop itself, how environments are stepped, 
 what is logged are the engine's; they cannot be changed from here.
 """
 
+# First, for signals while the others are imported.
+import cleanba.runtime.early_signals  # isort: skip  # noqa: F401
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -229,8 +234,13 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
     )
 
 
-def main(default: Args = Args(), argv: list[str] | None = None, prog: str | None = None) -> None:
-    run_command(default, make_algorithm, description="Train an agent with PPO.", argv=argv, prog=prog)
+def main(
+    default: Args | Callable[[], Args] = Args(),
+    argv: list[str] | None = None,
+    prog: str | None = None,
+    description: str | None = (__doc__ or "").split("\n\n")[0],
+) -> None:
+    run_command(default, make_algorithm, description=description, argv=argv, prog=prog)
 
 
 if __name__ == "__main__":

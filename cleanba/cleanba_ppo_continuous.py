@@ -31,4 +31,4 @@ ARGS = Args(
 )
 
 if __name__ == "__main__":
-    main(ARGS)
+    main(ARGS, description=__doc__)

@@ -1,4 +1,9 @@
-"""PPO with 60 environments on one actor thread, acting while learning, IMPALA's Atari settings."""
+"""PPO with 60 environments that divide over 1 to 6 learners, acting while learning, and IMPALA's Atari
+settings. For several GPUs, and for scores to compare with the original Cleanba.
+
+Values are those of the script of this name in the original repository (Huang et al. 2023, arXiv 2310.00036),
+environments those of Espeholt et al. 2018.
+"""
 
 from cleanba.cleanba_ppo import Args, main
 
@@ -11,4 +16,4 @@ ARGS = Args(
 )
 
 if __name__ == "__main__":
-    main(ARGS)
+    main(ARGS, description=__doc__)

@@ -1,18 +1,24 @@
-"""PPO with a layout and sizes that fit the machine it starts on: what `make train` runs."""
+"""PPO on Atari with a layout and sizes that fit the machine it starts on: what `make train` runs. Minutes on
+two cores without a GPU; on GPUs a high score soon.
 
-import sys
+Without a GPU, values are what scored highest for its computing time on two cores (benchmarks/NOTES.md); with
+GPUs those of cleanba_ppo_atari_fast.py, with the first GPU acting and the others learning.
+"""
+
+# First, for signals while the others are imported.
+import cleanba.runtime.early_signals  # isort: skip  # noqa: F401
+
 from dataclasses import replace
 
 import jax
 
 from cleanba.cleanba_ppo import Args, main
 from cleanba.cleanba_ppo_atari_fast import ARGS as FAST
-from cleanba.runtime.command import command
-from cleanba.runtime.determinism import make_deterministic
 
 # For two cores: what scored highest for its computing time of all that was tried (benchmarks/NOTES.md).
 ON_CPU = Args(
     exp_name="cleanba_ppo_fit",
+    save_model=True,
     total_timesteps=200_000,
     atari_preset="impala",
     local_num_envs=16,
@@ -34,14 +40,15 @@ def fitting_args() -> Args:
     return replace(
         FAST,
         exp_name="cleanba_ppo_fit",
+        save_model=True,
         total_timesteps=10_000_000,
         local_num_envs=FAST.local_num_envs // len(learners) * len(learners),
         learner_device_ids=learners,
     )
 
 
+ARGS = fitting_args  # called at the start of a run
+
+
 if __name__ == "__main__":
-    if not {"--no-deterministic", "--no_deterministic"} & set(sys.argv):
-        with command():
-            make_deterministic()  # before the first look at the devices
-    main(fitting_args())
+    main(ARGS, description=__doc__)

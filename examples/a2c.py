@@ -21,9 +21,10 @@ from cleanba.agents.distributions import Categorical
 from cleanba.agents.returns import gae
 from cleanba.cleanba_ppo import minibatches
 from cleanba.config.batch_plan import BatchPlan
+from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
 from cleanba.config.marks import NOT_NEGATIVE
-from cleanba.envs.spec import EnvSpec
+from cleanba.envs.spec import ArraySpec, EnvSpec
 from cleanba.training.train import run_command
 
 
@@ -89,6 +90,10 @@ def a2c_loss(
 
 
 def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
+    if env.action.kind != "discrete":
+        raise UsageError(f"{args.exp_name} is for discrete actions; {env.env_id} has {env.action}")
+    if not isinstance(env.obs, ArraySpec):
+        raise UsageError(f"{args.exp_name} is for one array to see; {env.env_id} has {', '.join(env.obs)}")
     network: Any = Network(args.width, env.action.n)
     obs = jnp.zeros((1, *env.obs.shape), env.obs.dtype)
     agent = memoryless(init=lambda key: network.init(key, obs), apply=network.apply)

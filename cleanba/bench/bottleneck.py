@@ -35,29 +35,32 @@ class RunSpeed(NamedTuple):
         }
 
 
-def bottleneck(speed: RunSpeed, args: RunArgs) -> str:
-    """One sentence. In `args` every default is resolved."""
+def bottleneck(speed: RunSpeed, args: RunArgs, *, own_network: bool = False) -> str:
+    """One sentence. In `args` every default is resolved. An algorithm with a network of its own has no flags
+    for it."""
     reached = speed.training / speed.ceiling
     if reached >= NEAR:
         return f"environment-bound, {percent(reached)}: more cores help, nothing else does"
     if speed.platform == "cpu":
-        return _cpu_bottleneck(speed, args)
+        return _cpu_bottleneck(speed, args, own_network)
     times = speed.actor_time()
     in_environments = times.pop("environment")
-    then = _actor_bottleneck(speed, args, times, in_environments)
+    then = _actor_bottleneck(speed, args, times, in_environments, own_network)
     well_stepped = speed.environments >= NEAR * speed.ceiling
     if in_environments > 0.5 and well_stepped and not _learner_always_busy(speed, args):
         return f"mostly environment-bound, {percent(reached)}: more cores help. Then: {then}"
     return then
 
 
-def _actor_bottleneck(speed: RunSpeed, args: RunArgs, times: dict[str, float], in_environments: float) -> str:
+def _actor_bottleneck(
+    speed: RunSpeed, args: RunArgs, times: dict[str, float], in_environments: float, own_network: bool
+) -> str:
     """The largest of the actors' `times`, which leave out what they spend in environments."""
     worst = max(times, key=lambda name: times[name])
     share = percent(times[worst])
     if _learner_always_busy(speed, args) or (args.concurrency and worst == "waiting"):
         busy, waiting = percent(speed.learner["learning"]), percent(times["waiting"])
-        bfloat16 = ", `--compute-dtype bfloat16`" * (args.compute_dtype == "float32")
+        bfloat16 = ", `--compute-dtype bfloat16`" * (args.compute_dtype == "float32" and not own_network)
         return (
             f"learner-bound: the learner is busy {busy} of the time, actors wait for it {waiting} of the "
             f"time: a larger {_current(args, 'gradient_chunk')}{bfloat16} or more `--learner-device-ids` help"
@@ -98,7 +101,7 @@ def percents(shares: dict[str, float]) -> str:
     return ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
 
 
-def _cpu_bottleneck(speed: RunSpeed, args: RunArgs) -> str:
+def _cpu_bottleneck(speed: RunSpeed, args: RunArgs, own_network: bool) -> str:
     """The same cores step, act and learn, so their times add up. The rest is lost to sharing the cores or, if
     the learner has little to do, to Python."""
     alone = {
@@ -112,7 +115,7 @@ def _cpu_bottleneck(speed: RunSpeed, args: RunArgs) -> str:
         more = f"more {_current(args, 'local_num_envs')} do more per call"
         return f"bound by Python and waiting, {percent(rest)} of the time ({shares}): {more}"
     advice = {
-        "learning": "a GPU or more cores help, or a smaller `--network`",
+        "learning": f"a GPU or more cores help, or a smaller {'network' if own_network else '`--network`'}",
         "inference": f"{_larger_calls(args)} (larger batches) or a GPU help",
         "stepping environments": "more cores help",
     }[max(alone, key=lambda name: alone[name])]

@@ -29,8 +29,9 @@ class TrainingSpeed(NamedTuple):
         counted = rows[max(WARMUP_UPDATES, len(rows) // 4) :]
         shares: dict[str, dict[str, float]] = {"actor": {}, "learner": {}}
         for name in counted[-1]:
-            if match := re.fullmatch(r"stats/(actor|learner)_(\w+)_seconds", name):
-                per_update = [row.get(name, 0.0) / row["stats/update_seconds"] for row in counted]
+            if match := re.fullmatch(r"stats/(actor|learner)_(?!total_)(\w+)_seconds", name):
+                total = f"stats/{match[1]}_total_seconds"
+                per_update = [row.get(name, 0.0) / row[total] for row in counted]
                 shares[match[1]][match[2]] = median(per_update)
         return TrainingSpeed([row["charts/SPS_update"] for row in counted], **shares)
 

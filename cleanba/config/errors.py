@@ -5,6 +5,12 @@ class UsageError(Exception):
     """Something the user gave cannot work. One line that names the flag and the fix; exit code 2."""
 
 
+class NotFinite(FloatingPointError):
+    """A number is infinite or NaN. One line that names the first tensor with such a number; exit code 1."""
+
+    exit_code = 1
+
+
 class EnvError(Exception):
     """An environment failed, in a process of its own; exit code 1."""
 

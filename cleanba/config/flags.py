@@ -1,13 +1,10 @@
 """The flags that every algorithm has: groups of fields, their defaults and help, their ranges."""
 
-import ast
 import builtins
 import dataclasses
-import functools
 import inspect
-import itertools
 import math
-import textwrap
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -16,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_ori
 
 import tyro
 
+from cleanba.config.command_line import Flag, check_words, help_texts, wrapped
 from cleanba.config.errors import UsageError
 from cleanba.config.marks import (
     CAN_CHANGE,
@@ -30,7 +28,6 @@ from cleanba.config.marks import (
 )
 
 MAX_WHOLE = 2**53  # of any flag: what JSON and float64 still count exactly
-CHUNK_FLAGS = tyro.conf.create_mutex_group(required=False, title="gradient chunks (one of the two)")
 
 
 @dataclass(frozen=True)
@@ -94,12 +91,12 @@ class Hardware:
     inference_batch: Annotated[int | None, POSITIVE, CAN_CHANGE] = None
     """environments per call of the policy; default: all of a thread if stepped in sync, half of them if async
     (or a third, or all, whichever divides them). Can change the last bits"""
-    gradient_chunk: Annotated[int, CHUNK_FLAGS, POSITIVE, CAN_CHANGE] = 256
+    gradient_chunk: Annotated[int, POSITIVE, CAN_CHANGE] = 256
     """maximum rows per learner device in one gradient computation, but at least one whole sequence of IMPALA
     or of a policy with a memory; an optimizer step sums its chunks. Bounds memory; can change the last
     bits"""
-    gradient_accumulation_steps: Annotated[int | None, CHUNK_FLAGS, POSITIVE, CAN_CHANGE] = None
-    """number of chunks per minibatch, instead of a maximum size"""
+    gradient_accumulation_steps: Annotated[int | None, POSITIVE, CAN_CHANGE] = None
+    """number of chunks per minibatch; give this or --gradient-chunk; default: by --gradient-chunk"""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """precision of the network's layers; params, optimizer and losses are always float32"""
     deterministic: Annotated[bool, CAN_CHANGE] = True
@@ -142,7 +139,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Learning:
-    init_from: Annotated[str | None, tyro.conf.arg(metavar="{None}|PATH|HUB-ID")] = None
+    init_from: Annotated[str | None, tyro.conf.arg(metavar="PATH|HUB-ID")] = None
     """start from the params of this model: a file, a run folder, or a repository on the Hugging Face Hub"""
     learning_rate: Annotated[float, POSITIVE] = 2.5e-4
     """initial learning rate"""
@@ -173,7 +170,7 @@ class Checkpoints:
     one"""
     keep_checkpoints: Annotated[int, POSITIVE] = 3
     """keep the last k checkpoints"""
-    resume: Annotated[str | None, tyro.conf.arg(metavar="{None}|RUN_DIR|auto")] = None
+    resume: Annotated[str | None, tyro.conf.arg(metavar="RUN_DIR|auto")] = None
     """continue the run in this folder with its arguments; only the layout, --total-timesteps, and what is
     logged and saved can change. auto: the newest unfinished run with the same arguments, or else a new run"""
 
@@ -218,54 +215,53 @@ def parse_args(
 ) -> Args:
     """The flags of the command line over `default`. `--help` has one group per class with flags of its
     own."""
-    groups: dict[str, list[tuple[str, Any, Any]]] = {}
-    for cls in reversed(type(default).__mro__):
-        name = "algorithm" if cls.__name__ == "Args" else cls.__name__.lower()
-        groups.setdefault(name, []).extend(_own_flags(cls, default))
-    made = {
-        name: dataclasses.make_dataclass(name, flags, frozen=True) for name, flags in groups.items() if flags
-    }
+    argv = sys.argv[1:] if argv is None else argv
+    groups = flag_groups(default)
+    check_words([flag for flags in groups.values() for flag in flags], argv, prog)
     flags: Any = tyro.cli(
-        dataclasses.make_dataclass(
-            "Flags", [(n, cls, field(default_factory=cls)) for n, cls in made.items()]
-        ),
+        as_groups(groups),
         args=argv,
         prog=prog,
-        description=description,
+        description=wrapped(description),
         config=(tyro.conf.OmitArgPrefixes,),
     )
+    chunk_flags = given_flags(argv) & {"gradient_chunk", "gradient_accumulation_steps"}
+    if len(chunk_flags) > 1:
+        raise UsageError(f"{' and '.join(map(flag, sorted(chunk_flags)))} exclude each other; give one")
     given = {name: value for group in vars(flags).values() for name, value in vars(group).items()}
     return dataclasses.replace(default, **given)
 
 
-def _own_flags(cls: type, default: RunArgs) -> Iterator[tuple[str, Any, Any]]:
+def as_groups(groups: dict[str, list[Flag]]) -> type:
+    """A dataclass of dataclasses, one per group, for tyro."""
+    made = {
+        name: dataclasses.make_dataclass(name, [flag.field() for flag in flags], frozen=True)
+        for name, flags in groups.items()
+    }
+    return dataclasses.make_dataclass(
+        "Flags", [(name, cls, field(default_factory=cls)) for name, cls in made.items()]
+    )
+
+
+def flag_groups(default: RunArgs) -> dict[str, list[Flag]]:
+    """One per class with flags of its own, in the order of the help."""
+    groups: dict[str, list[Flag]] = {}
+    for cls in reversed(type(default).__mro__):
+        name = "algorithm" if cls.__name__ == "Args" else cls.__name__.lower()
+        groups.setdefault(name, []).extend(_own_flags(cls, default))
+    return {name: flags for name, flags in groups.items() if flags}
+
+
+def _own_flags(cls: type, default: RunArgs) -> Iterator[Flag]:
     """What one class adds to the flags. Type and help come from the last class that gives them."""
     if not dataclasses.is_dataclass(cls):
         return
     inherited = {name for base in cls.__mro__[1:] for name in inspect.get_annotations(base)}
     for name in [f.name for f in dataclasses.fields(cls) if f.name not in inherited]:
         kinds = [inspect.get_annotations(c, eval_str=True).get(name) for c in type(default).__mro__]
-        helps = [_help_texts(c).get(name) for c in type(default).__mro__ if dataclasses.is_dataclass(c)]
+        helps = [help_texts(c).get(name) for c in type(default).__mro__ if dataclasses.is_dataclass(c)]
         kind, text = next(filter(None, kinds)), next(filter(None, helps), "")
-        yield name, Annotated[kind, tyro.conf.arg(help=text)], getattr(default, name)
-
-
-@functools.cache
-def _help_texts(cls: type) -> dict[str, str]:
-    """The strings below its fields."""
-    try:
-        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    except (OSError, TypeError):  # made without a file
-        return {}
-    assert isinstance(body, ast.ClassDef)
-    return {
-        ast.unparse(above.target): " ".join(below.value.value.split())
-        for above, below in itertools.pairwise(body.body)
-        if isinstance(above, ast.AnnAssign)
-        and isinstance(below, ast.Expr)
-        and isinstance(below.value, ast.Constant)
-        and isinstance(below.value.value, str)
-    }
+        yield Flag(name, kind, text, getattr(default, name))
 
 
 def flag(name: str) -> str:

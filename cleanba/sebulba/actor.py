@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from cleanba.agents.algorithm import Decision, Published, Rollout, State
 from cleanba.config.batch_plan import BatchPlan
-from cleanba.config.errors import EnvError, UsageError
+from cleanba.config.errors import EnvError, NotFinite, UsageError
 from cleanba.envs.episodes import Episode, EpisodeTracker
 from cleanba.envs.frame_stack import DeviceFrameStack, frames_since_reset
 from cleanba.envs.spec import ACTION_MASK, EnvSpec, EnvStep, VectorEnv
@@ -19,7 +19,7 @@ from cleanba.sebulba.channel import Channel, DevicePriority
 from cleanba.sebulba.env_scheduler import EnvScheduler
 from cleanba.sebulba.env_states import EnvStates
 from cleanba.sebulba.inference import unpack
-from cleanba.sebulba.rollout import NotFinite, RolloutBuffer
+from cleanba.sebulba.rollout import RolloutBuffer, obs_names
 
 
 class Version(NamedTuple):
@@ -222,7 +222,9 @@ class Actor:
             row = np.argwhere(~np.isfinite(action))[0][0]
             update, t = divmod(int(step[row]), self.plan.num_steps)
             where = f"at step {t} of environment {self.env_id[env[row]]}"
-            raise NotFinite(f"action is not finite in update {update + 1}, {where}")
+            seen = zip(obs_names(self.env), (newest[env[row]] for newest in self._newest), strict=True)
+            name = next((n for n, x in seen if x.dtype.kind == "f" and not np.isfinite(x).all()), "action")
+            raise NotFinite(f"{name} is not finite in update {update + 1}, {where}")
 
     def _check_masks(self, env: np.ndarray, obs: list[np.ndarray], step: np.ndarray) -> None:
         """After an episode's end no action is taken, so there everything may be forbidden."""

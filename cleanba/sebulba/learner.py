@@ -31,12 +31,12 @@ from cleanba.agents.algorithm import (
     Slots,
 )
 from cleanba.config.batch_plan import BatchPlan
+from cleanba.config.errors import NotFinite
 from cleanba.envs.frame_stack import stack_up
 from cleanba.runtime.compilation import compiler_options
 from cleanba.runtime.devices import LEARNERS
 from cleanba.runtime.tensors import tensor_names
 from cleanba.sebulba.channel import DevicePriority
-from cleanba.sebulba.rollout import NotFinite
 from cleanba.sebulba.sharding import (
     ENV_SHARDED,
     PER_LEARNER,
@@ -241,7 +241,7 @@ class Learner:
 
     def _prepare_batch(self, published: Published, rollouts: tuple[Rollout, ...]) -> Batch:
         batch = self.algorithm.prepare(published, _join(rollouts))
-        return _map_per_env(lambda x: x[None], batch)
+        return map_per_env(lambda x: x[None], batch)
 
     def _update_extra(
         self, published: Published, rollouts: tuple[Rollout, ...], metrics: dict[str, Array]
@@ -255,7 +255,7 @@ class Learner:
         slots = self.algorithm.minibatches(key, env_id)
 
         def statistics_of(slots: Slots) -> Any:
-            return self.algorithm.statistics(_take(batch, slots), slots.mask, global_sum)
+            return self.algorithm.statistics(take_rows(batch, slots), slots.mask, global_sum)
 
         return jax.tree.map(lambda x: x[None], slots), jax.vmap(statistics_of)(slots)
 
@@ -268,7 +268,7 @@ class Learner:
 
         def total(params: Params) -> tuple[Array, Loss]:
             own = Published(params, published.extra)
-            loss = self.algorithm.loss(own, _take(batch, slots), slots.mask, statistics)
+            loss = self.algorithm.loss(own, take_rows(batch, slots), slots.mask, statistics)
             return loss.total, loss
 
         gradient, loss = jax.grad(total, has_aux=True)(params)
@@ -308,7 +308,7 @@ def _join(rollouts: tuple[Rollout, ...]) -> Rollout:
     return rollout._replace(obs=stack_up(rollout.obs), first_state=first, last_state=last)
 
 
-def _take(batch: Batch, slots: Slots) -> Batch:
+def take_rows(batch: Batch, slots: Slots) -> Batch:
     def take(x: Any) -> Any:
         if isinstance(x, PerEnv):
             return PerEnv(jax.tree.map(lambda y: y[0, slots.env[..., 0, :]], x.values))
@@ -317,7 +317,7 @@ def _take(batch: Batch, slots: Slots) -> Batch:
     return jax.tree.map(take, batch, is_leaf=lambda x: isinstance(x, PerEnv))
 
 
-def _map_per_env(function: Callable[[Array], Array], batch: Batch) -> Batch:
+def map_per_env(function: Callable[[Array], Array], batch: Batch) -> Batch:
     """PerEnv parts travel as [1, N, ...], so that all of a batch is sharded alike."""
     return jax.tree.map(
         lambda x: PerEnv(jax.tree.map(function, x.values)) if isinstance(x, PerEnv) else x,

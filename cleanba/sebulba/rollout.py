@@ -8,14 +8,11 @@ from jax.sharding import Mesh
 
 from cleanba.agents.algorithm import Decision, Rollout
 from cleanba.config.batch_plan import BatchPlan
+from cleanba.config.errors import NotFinite
 from cleanba.envs.frame_stack import Frames
 from cleanba.envs.spec import EnvSpec
 from cleanba.runtime.tensors import tensor_names
 from cleanba.sebulba.sharding import ENV_SHARDED, put_on_learners
-
-
-class NotFinite(FloatingPointError):
-    """A number is infinite or NaN. One line that names the first tensor with such a number."""
 
 
 class RolloutBuffer:
@@ -40,6 +37,7 @@ class RolloutBuffer:
 
         self._columns = plan.envs_per_actor // plan.learners  # of each learner
         specs, self._obs_tree = jax.tree.flatten(env.obs)
+        self._obs_names = obs_names(env)
         records, self._record_tree = jax.tree.flatten(like.record)
         self._before = [spec.stack - 1 for spec in specs]  # frames before that of the first step
         self._arrays: dict[str, list[np.ndarray]] = dict(  # the leaves of each
@@ -77,7 +75,7 @@ class RolloutBuffer:
 
     def check_finite(self, env_id: np.ndarray, update: int) -> None:
         """A number that is not would spread to all params. `env_id` [N] holds global indices."""
-        named = [("obs", array) for array in self._arrays["obs"]]
+        named = list(zip(self._obs_names, self._arrays["obs"], strict=True))
         named += reversed(list(zip(self._record_names, self._arrays["record"], strict=True)))
         named += [(name, self._arrays[name][0]) for name in ("action", "reward")]
         for name, array in named:
@@ -110,6 +108,11 @@ class RolloutBuffer:
         states = dict(first_state=put_state(first_state), last_state=put_state(last_state))
         states |= dict(episode_start=episode_start[0] if episode_start else ())
         return Rollout(obs=jax.tree.unflatten(self._obs_tree, obs), record=record, **rest, **states)
+
+
+def obs_names(env: EnvSpec) -> list[str]:
+    """Of the leaves of observations, for messages."""
+    return [f"obs/{name}" if name else "obs" for name in tensor_names(env.obs)]
 
 
 def digested_names(like: Decision) -> list[str]:

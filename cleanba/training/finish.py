@@ -18,8 +18,9 @@ from cleanba.evaluation.evaluate import evaluate, recording, show_progress
 from cleanba.evaluation.hub import check_upload, find_model, repo_name, upload
 from cleanba.evaluation.model import SUFFIX, load_published, save_model
 from cleanba.records.checkpoint import saved_bytes
-from cleanba.records.outcome import Outcome
+from cleanba.records.outcome import VIDEO, Outcome
 from cleanba.records.recorder import RunRecorder
+from cleanba.records.run_folder import EVALUATION
 from cleanba.records.wandb_logger import check_key
 from cleanba.runtime.command import CleanExit, need_extra
 from cleanba.runtime.files import file_name, free_bytes, write_when_possible
@@ -85,7 +86,7 @@ def evaluate_outcome(
     if not outcome.saved and not args.capture_video:
         return outcome
     model = outcome.model
-    path = outcome.run_dir / "replay.mp4" if args.capture_video else None
+    path = outcome.run_dir / VIDEO if args.capture_video else None
     with log_and_continue("the evaluation", outcome):
         with recording(model, path) as video, show_progress(console, EPISODES) as progress:
             evaluation = evaluate(
@@ -93,7 +94,7 @@ def evaluate_outcome(
             )
         if video and video.problem:
             say(f"the video failed: {video.problem}")
-        evaluation.save(recorder.locate() / "evaluation.json")
+        evaluation.save(recorder.locate() / EVALUATION)
         scores = {f"eval/{name}": value for name, value in evaluation.scores().items()}
         for writer in recorder.writers:
             writer.write({"global_step": model.steps} | scores)

@@ -1,6 +1,6 @@
 """Opens everything that process 0 writes and shows."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,6 +8,7 @@ import numpy as np
 from rich.console import Console
 
 from cleanba.config.errors import UsageError
+from cleanba.config.topology import Topology
 from cleanba.records.checkpoint import CheckpointManager
 from cleanba.records.recorder import Progress, RunRecorder
 from cleanba.records.row import Writer
@@ -18,7 +19,7 @@ from cleanba.records.terminal import Terminal
 from cleanba.records.wandb_logger import WeightsAndBiases
 from cleanba.runtime.determinism import circumstances
 from cleanba.runtime.files import OpenFolder
-from cleanba.runtime.messages import show
+from cleanba.runtime.messages import say, show
 from cleanba.sebulba.learner import LearnerState
 from cleanba.sebulba.rollout import digested_names
 from cleanba.training.setup import Setup
@@ -51,7 +52,15 @@ def open_recorder(
     events = TensorBoard(run_dir, args.log_frequency, plan.updates, vars(args), resumed_at=resumed_at)
     shown: list[Writer] = [
         events,
-        Terminal(title(setup, run_dir), plan, args.log_frequency, threads.progress, console),
+        Terminal(
+            run_dir.name,
+            describe(setup),
+            plan,
+            args.log_frequency,
+            threads.progress,
+            console,
+            before=read_rows(run_dir) if checkpoint else (),
+        ),
     ]
     for writer in shown:
         cleanup.callback(writer.close)
@@ -71,9 +80,26 @@ def open_recorder(
     )
 
 
-def title(setup: Setup, run_dir: Path) -> str:
-    resumed = f"  ·  resumed after update {setup.start.update}" if setup.start.previous else ""
-    return f"{run_dir.name}  ·  {setup.topology} on {setup.learner_devices[0].device_kind}{resumed}"
+def describe(setup: Setup) -> str:
+    """Where and how it runs."""
+    done, updates = setup.start.update, setup.plan.updates
+    resumed = ""
+    if previous := setup.start.previous:
+        resumed = f"  ·  resumed after update {done} of {updates}"
+        resumed += change_of_processes(str(previous.record.get("layout", "")), setup.topology.processes)
+    if done >= updates:
+        resumed += ", so it is already complete; give more --total-timesteps to go on"
+    lag = "  ·  policy lag 1" if setup.args.concurrency else ""
+    kind, topology = setup.learner_devices[0].device_kind, setup.topology
+    return f"{topology} on {kind}: {topology.in_words()}{lag}{resumed}"
+
+
+def change_of_processes(layout: str, now: int) -> str:
+    """They are easily forgotten: `--resume` alone starts one process, whatever the run had."""
+    with suppress(UsageError):
+        before = Topology.parse(layout).processes
+        return f", was on {before} process{'es' * (before > 1)}, now on {now}" if before != now else ""
+    return ""
 
 
 def write_args(setup: Setup, run_dir: Path) -> dict[str, Any]:
@@ -93,6 +119,11 @@ def write_args(setup: Setup, run_dir: Path) -> dict[str, Any]:
         "sizes": {name: getattr(plan, name) for name in ("inference_batch", "chunks", "chunk_rows")},
         "machine": circumstances(setup.topology),
     }
+    if setup.source_digest:
+        part["algorithm_file"] = setup.source_digest
+        before = previous.record["parts"][-1:] if previous else []
+        if any(x.get("algorithm_file") not in (None, setup.source_digest) for x in before):
+            say(f"{setup.algorithm_name} has changed since the last part of this run, which goes on with it")
     record = make_record(resolved, part, previous.record if previous else None)
     try:
         write_record(run_dir, record)

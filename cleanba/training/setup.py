@@ -1,5 +1,6 @@
 """What is known of a run before its first thread starts."""
 
+import shlex
 from functools import partial
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from cleanba.agents.algorithm import Algorithm, Decision, MakeAlgorithm
-from cleanba.algorithms import name_of
+from cleanba.algorithms import ALGORITHMS, name_of, source_digest
 from cleanba.config.batch_plan import BatchPlan
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
@@ -20,12 +21,22 @@ from cleanba.evaluation.hub import find_model
 from cleanba.evaluation.model import load_published
 from cleanba.records.checkpoint import Saved
 from cleanba.records.resume import StartPoint
-from cleanba.runtime.devices import actor_devices, check_devices_exist, learner_devices, learner_mesh
+from cleanba.runtime.devices import (
+    actor_devices,
+    check_devices_exist,
+    learner_devices,
+    learner_mesh,
+    on_accelerator,
+)
 from cleanba.runtime.tensors import named_leaves
 from cleanba.sebulba.inference import decision_like
 from cleanba.sebulba.learner import LearnerState, first_state
 from cleanba.sebulba.rollout import env_ids_of_columns
+from cleanba.sebulba.shapes import check_next_extra, trace_update
 from cleanba.sebulba.sharding import PER_LEARNER, from_process_0, put_on_learners
+from cleanba.training.unused_flags import refuse, unread, watched
+
+LONG_ON_A_CPU = 5_000_000  # steps with images
 
 
 class Setup(NamedTuple):
@@ -34,7 +45,8 @@ class Setup(NamedTuple):
     plan: BatchPlan
     env: EnvSpec
     algorithm: Algorithm
-    algorithm_name: str
+    algorithm_name: str  # one of ALGORITHMS, or the path of the user's file
+    source_digest: str | None  # of that file; None: Cleanba's own, which the commit says
     like: Decision  # shapes and types of a decision about one environment
     start: StartPoint
 
@@ -72,16 +84,22 @@ def make_setup(
     args: RunArgs, make_algorithm: MakeAlgorithm, processes: int = 1, start: StartPoint | None = None
 ) -> Setup:
     topology, plan, env = lay_out(args, processes)
-    algorithm = make_algorithm(args, env, plan)
+    name, (seen, read) = name_of(make_algorithm), watched(args)
+    is_own, start = name not in ALGORITHMS, start or StartPoint(args)
+    algorithm = make_algorithm(seen if is_own else args, env, plan)
     check_devices_exist(topology)
     check_used(args, algorithm)
     like = checked_decision(algorithm, env)
-    name = name_of(make_algorithm)
-    return Setup(args, topology, plan, env, algorithm, name, like, start or StartPoint(args))
+    check_next_extra(algorithm, plan, env, like)
+    if is_own and not start.resumes and unread(args, read):  # a run of before has what it has
+        trace_update(algorithm, plan, env, like)  # its functions may read them
+        refuse(unread(args, read))
+    digest = source_digest(make_algorithm) if is_own else None
+    return Setup(args, topology, plan, env, algorithm, name, digest, like, start)
 
 
 def check_used(args: RunArgs, algorithm: Algorithm) -> None:
-    """An algorithm of the user's own may not know these flags."""
+    """An algorithm may not know these flags, or not with these environments."""
     unused = {"--normalize-observations": args.normalize_observations and algorithm.next_extra is None}
     unused |= {"--normalize-rewards": args.normalize_rewards and algorithm.return_discount is None}
     has_memory = jax.tree.leaves(jax.eval_shape(lambda: algorithm.initial_state(1)))
@@ -130,3 +148,14 @@ def restore(setup: Setup) -> Saved:
         return from_process_0(previous.checkpoint.saved)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), saved_like(setup.algorithm))
     return from_process_0(zeros)
+
+
+def advice(setup: Setup) -> str | None:
+    """One line for defaults that were made for a GPU, on a machine without one."""
+    args = setup.args
+    has_images = setup.algorithm.resolved.get("network") in ("impala", "nature")
+    if on_accelerator() or not has_images or args.total_timesteps < LONG_ON_A_CPU or setup.start.previous:
+        return None
+    fitting = shlex.join(["cleanba", "ppo-fit", "--env-id", args.env_id])
+    long = f"{args.total_timesteps:,} steps of {args.env_id} take many hours without a GPU, or days"
+    return f"{long}; `{fitting}` is sized for this machine and takes minutes"

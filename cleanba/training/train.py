@@ -22,12 +22,13 @@ from cleanba.records.checkpoint import Saved
 from cleanba.records.outcome import Outcome, draw_curve, summary
 from cleanba.records.recorder import Progress, RunRecorder
 from cleanba.records.resume import AUTO, StartPoint, choose_start
+from cleanba.records.row import Row
 from cleanba.records.row_builder import ProcessReport
 from cleanba.records.run_folder import make_run_dir, mark_finished
 from cleanba.runtime.command import CleanExit, command
 from cleanba.runtime.compilation_cache import use_compilation_cache
 from cleanba.runtime.determinism import make_deterministic
-from cleanba.runtime.messages import say
+from cleanba.runtime.messages import say, show
 from cleanba.runtime.profiler import PROFILE, Profiler
 from cleanba.runtime.signals import Stopped, ignore_stops, on_stop
 from cleanba.sebulba.sharding import on_host
@@ -40,9 +41,10 @@ from cleanba.training.finish import (
     upload_outcome,
 )
 from cleanba.training.open_records import open_recorder
-from cleanba.training.setup import Setup, lay_out, make_setup, saved_like
+from cleanba.training.setup import Setup, advice, lay_out, make_setup, saved_like
 from cleanba.training.threads import ThreadGroup
 
+OnUpdate = Callable[[Row], object]
 OnFinish = Callable[[Outcome], None]
 SILENT = Console(quiet=True, force_terminal=False)
 
@@ -53,14 +55,16 @@ def train(
     console: Console = SILENT,
     *,
     given: Set[str] | None = None,
+    on_update: OnUpdate = lambda row: None,
     on_finish: OnFinish = lambda outcome: None,
     make_env: Callable[..., Any] | None = None,
 ) -> Outcome | None:
     """Train to the end, then call `on_finish`. The calling thread writes and shows what the others do, so it
     can always be interrupted; an exception in any of them is raised here. Of a job's processes only process 0
     leaves records; the others return None. `given` names the flags that a resumed run takes from `args`
-    instead of from its folder; None: all of them. `make_env` makes one Gymnasium environment, under the name
-    --env-id; it gets --env-options as keywords."""
+    instead of from its folder; None: all of them. `on_update` gets the row of each update; True stops the
+    run, which leaves a checkpoint and can be resumed. `make_env` makes one Gymnasium environment, under the
+    name --env-id; it gets --env-options as keywords."""
 
     def like(args: RunArgs) -> Saved:
         _, plan, env = lay_out(args, info.processes)
@@ -88,7 +92,7 @@ def train(
             console.print(f"process {job.process} of {job.processes} has joined; process 0 keeps the records")
             run_worker(setup, job, cleanup)
             return None
-        return run_coordinator(setup, job, cleanup, console, on_finish)
+        return run_coordinator(setup, job, cleanup, console, on_update, on_finish)
 
 
 def run_worker(setup: Setup, job: Job, cleanup: ExitStack) -> None:
@@ -108,10 +112,17 @@ def run_worker(setup: Setup, job: Job, cleanup: ExitStack) -> None:
 
 
 def run_coordinator(
-    setup: Setup, job: Job, cleanup: ExitStack, console: Console, on_finish: OnFinish
+    setup: Setup,
+    job: Job,
+    cleanup: ExitStack,
+    console: Console,
+    on_update: OnUpdate,
+    on_finish: OnFinish,
 ) -> Outcome:
     """The main thread of process 0, which keeps the records of the job."""
     args, plan, previous = setup.args, setup.plan, setup.start.previous
+    if line := advice(setup):
+        show(console, line)
     preflight(setup)
     run_dir = previous.run_dir if previous else make_run_dir(args)
     profiler = Profiler(run_dir / PROFILE, setup.start.update, plan.updates) if args.profile else None
@@ -119,19 +130,29 @@ def run_coordinator(
     recorder = open_recorder(setup, run_dir, threads, cleanup, console)
     cleanup.callback(threads.channels.close)
     signals: list[str] = []
+    ends_early = False
     try:
         threads.start(job)
         with on_stop(partial(threads.stop, job)) as signals:
             for update_result in threads.channels.results:
                 others = [ProcessReport(**report) for report in job.gather()]
-                recorder.write(update_result, [ProcessReport.of(update_result), *others])
+                row = recorder.write(update_result, [ProcessReport.of(update_result), *others])
+                if on_update(dict(row)):
+                    ends_early = True
+                    if job.processes == 1:
+                        threads.channels.close()
+                        break
+                    threads.loop.learner.stop = True  # all stop after the same update
             saved = recorder.save()
             job.finish()
-        if signals or recorder.updates < plan.updates:
+        complete = recorder.updates == plan.updates
+        if signals or not (complete or ends_early):
             raise Stopped(signals[0] if signals else "a signal to another process")
         if not saved and not recorder.save_when_possible(args.stuck_seconds):
             raise CleanExit("the training is complete, but its last checkpoint could not be written")
         outcome = keep_model(args, make_outcome(setup, recorder))
+        if not complete:
+            return outcome._replace(stopped=True)
         outcome = evaluate_outcome(args, outcome, setup.actor_devices[0], recorder, console)
         on_finish(outcome)
         ignore_stops()
@@ -168,7 +189,7 @@ def describe_exit(setup: Setup, threads: ThreadGroup, recorder: RunRecorder, mod
         return "before the first update"
     kept = recorder.lost(threads.steps(setup.plan), model)
     if recorder.checkpoints.has(recorder.updates):
-        kept = f"--resume {recorder.run_dir} continues it" + (f"; the model is in {model}" if model else "")
+        kept = f"`{recorder.resume_command}` continues it" + (f"; the model is in {model}" if model else "")
     return f"after update {recorder.updates} of {setup.plan.updates}; {kept}"
 
 
@@ -184,18 +205,23 @@ def make_outcome(setup: Setup, recorder: RunRecorder) -> Outcome:
 
 
 def run_command(
-    default: RunArgs,
+    default: RunArgs | Callable[[], RunArgs],
     make_algorithm: MakeAlgorithm,
     *,
-    description: str,
+    description: str | None,
     argv: list[str] | None = None,
     prog: str | None = None,
 ) -> None:
-    """Parse the flags, train, report. Exit codes are in runtime/command.py."""
+    """Parse the flags, train, report. A `default` that depends on the machine is a function. Exit codes are
+    in runtime/command.py."""
     argv = sys.argv[1:] if argv is None else argv
     with command(resumable=True) as console:
-        args = parse_args(default, description=description, argv=argv, prog=prog)
         given = given_flags(argv)
+        if callable(default):
+            if "no_deterministic" not in given:
+                make_deterministic()  # before the first look at the devices
+            default = default()
+        args = parse_args(default, description=description or "", argv=argv, prog=prog)
         train(args, make_algorithm, console, given=given, on_finish=partial(report_and_upload, console))
 
 

@@ -213,9 +213,10 @@ def test_every_entry_of_a_dict_matters_and_goes_its_own_way():
     agent = make_agent(Args(**SMALL), MIXED)
     published = jax.jit(agent.init)(jax.random.key(0))
     assert "torsos_camera" in published.params["params"], "the image has no convolutions"
-    _, value, _ = agent.apply(published, mixed_obs())
+    apply = jax.jit(agent.apply)
+    _, value, _ = apply(published, mixed_obs())
     for name in MIXED.obs:
-        _, changed, _ = agent.apply(published, mixed_obs() | {name: mixed_obs(seed=1)[name]})
+        _, changed, _ = apply(published, mixed_obs() | {name: mixed_obs(seed=1)[name]})
         assert not np.allclose(changed, value), name
 
 
@@ -235,7 +236,7 @@ def test_a_separate_critic_shares_no_dense_layer():
 
     def moved(loss):
         gradient = jax.grad(lambda params: loss(*agent.apply(published._replace(params=params), obs)[:2]))
-        kernels = gradient(published.params)["params"]
+        kernels = jax.jit(gradient)(published.params)["params"]
         return {name for name, layer in kernels.items() if np.any(layer["kernel"])}
 
     assert moved(lambda policy, value: value.sum()) == {"Dense_2", "Dense_3"}

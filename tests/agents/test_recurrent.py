@@ -59,7 +59,7 @@ def core_and_inputs(kind, width=W):
     memory = jax.tree.map(
         lambda zeros: rng.standard_normal(zeros.shape).astype(np.float32), empty_memory(kind, width, B)
     )
-    params = core.init(jax.random.key(0), x.reshape(T * B, F), memory, START)
+    params = jax.jit(core.init)(jax.random.key(0), x.reshape(T * B, F), memory, START)
     params = jax.tree.map(lambda p: p + 0.1 * rng.standard_normal(p.shape).astype(np.float32), params)
     return core, params, x, memory
 
@@ -67,7 +67,7 @@ def core_and_inputs(kind, width=W):
 @each_kind
 def test_a_sequence_gives_what_a_plain_loop_gives(kind):
     core, params, x, memory = core_and_inputs(kind)
-    hidden, after = core.apply(params, x.reshape(T * B, F), memory, START)
+    hidden, after = jax.jit(core.apply)(params, x.reshape(T * B, F), memory, START)
     plain, last, cell = plain_loop(kind, jax.device_get(params["params"]), x, memory, START)
     np.testing.assert_allclose(hidden.reshape(T, B, W), plain, atol=1e-5)
     np.testing.assert_allclose(after.hidden, last, atol=1e-5)
@@ -86,7 +86,7 @@ def test_the_gradient_through_time_is_that_of_a_plain_loop(kind):
     def plain_total(leaves):
         return np.sum(plain_loop(kind, jax.tree.unflatten(tree, leaves), x, memory, START)[0] ** 2)
 
-    gradient = jax.tree.leaves(jax.grad(total)(params)["params"])
+    gradient = jax.tree.leaves(jax.jit(jax.grad(total))(params)["params"])
     leaves, tree = jax.tree.flatten(jax.tree.map(lambda p: np.asarray(p, np.float64), params["params"]))
     for leaf, found in zip(leaves, gradient, strict=True):
         for index in np.ndindex(leaf.shape):
@@ -102,7 +102,7 @@ def agent_and_inputs(kind, env=VECTORS, **flags):
     agent = make_agent(Args(recurrent=kind, recurrent_width=W, hiddens=(6,), **flags), env)
     rng = np.random.default_rng(1)
     obs = jax.tree.map(lambda spec: np.stack([spec.random(rng, B) for _ in range(T)]), env.obs)
-    return agent, agent.init(jax.random.key(0)), obs
+    return agent, jax.jit(agent.init)(jax.random.key(0)), obs
 
 
 IMAGE = ArraySpec((1, 12, 12), np.dtype(np.uint8))
@@ -125,12 +125,12 @@ def test_the_learner_unrolls_what_the_actor_did_step_by_step(kind, env, flags):
     agent, published, obs = agent_and_inputs(kind, env, **flags)
     assert agent.has_memory
     first = state = jax.tree.map(lambda x: x + 0.5, agent.initial_state(B))
-    steps = []
+    steps, apply = [], jax.jit(agent.apply)
     for t in range(T):
-        answer = agent.apply(published, jax.tree.map(lambda x, t=t: x[t], obs), state, START[t])
+        answer = apply(published, jax.tree.map(lambda x, t=t: x[t], obs), state, START[t])
         steps.append(answer[:2])
         state = answer[2]
-    *unrolled, after = agent.unroll(published, obs, first, START)
+    *unrolled, after = jax.jit(agent.unroll)(published, obs, first, START)
     by_step = jax.tree.map(lambda *rows: np.stack(rows), *steps)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), tuple(unrolled), by_step)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), after, state)
@@ -148,7 +148,7 @@ def test_a_sequence_cut_at_an_episodes_end_gives_the_sum_of_the_parts_gradients(
             policy, value, _ = agent.unroll(published._replace(params=params), obs[rows], memory, start[rows])
             return jnp.sum(value**2) + jnp.sum(policy.entropy())
 
-        return jax.grad(total)(published.params)
+        return jax.jit(jax.grad(total))(published.params)
 
     first, second = slice(0, cut), slice(cut, T)
     parts = jax.tree.map(jnp.add, gradient(first, memory), gradient(second, memory))

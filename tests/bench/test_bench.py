@@ -70,7 +70,15 @@ def test_help_has_the_flags_of_both(argv, defaults, capsys):
         cleanba_bench.main(argv.split())
     output = capsys.readouterr().out
     assert exit.value.code == 0
-    for text in ("ppo", "impala", "bench options", "--tune-minutes", "--gradient-chunk", defaults):
+    for text in (
+        "ppo",
+        "impala",
+        "bench FILE.py",
+        "bench options",
+        "--tune-minutes",
+        "--gradient-chunk",
+        defaults,
+    ):
         assert text in output
 
 

@@ -117,6 +117,14 @@ def test_the_bottleneck_is_named_with_what_to_change(changes, actor, flags, mess
     assert message in bottleneck(measured, cleanba_ppo.Args(**flags))
 
 
+def test_an_algorithm_with_a_network_of_its_own_gets_no_advice_about_flags_for_networks():
+    cpu = GPU_RUN._replace(platform="cpu", learning=625.0, inference=5000.0, training=300.0)
+    gpu = GPU_RUN._replace(learner=dict(learning=0.97))
+    for speed, named in ((cpu, "--network"), (gpu, "--compute-dtype")):
+        args = cleanba_ppo.Args(concurrency=True)
+        assert named in bottleneck(speed, args) and named not in bottleneck(speed, args, own_network=True)
+
+
 def test_more_cores_are_no_advice_where_the_learner_never_waits():
     measured = GPU_RUN._replace(actor=GPU_RUN.actor | dict(environment=0.7), learner=dict(learning=0.97))
     message = bottleneck(measured, cleanba_ppo.Args(concurrency=True))

@@ -50,6 +50,8 @@ def test_the_first_updates_of_a_training_do_not_count():
         {
             "charts/SPS_update": 100 / s,
             "stats/update_seconds": s,
+            "stats/actor_total_seconds": s,
+            "stats/learner_total_seconds": s,
             "stats/actor_environment_seconds": s / 2,
             "stats/learner_learning_seconds": 1.0,
             "stats/digest_seconds": 0.1,

@@ -160,10 +160,20 @@ def test_runs_of_another_command_are_not_continued(make_run):
         ScoredRun(run.folder.parent, run.preset, run.game, run.seed, steps=800)
 
 
+def test_a_run_may_be_complete_at_its_last_threshold(make_run):
+    """With 30 reached by a hundred games, not before; and without the flag only at its end."""
+    pieces = [Piece(0, 500, opened=10)]
+    few = make_run([(100, 20.0, 99.0, 99), (200, 40.0, 16.0, 200)], pieces, complete=False)
+    many = make_run([(100, 20.0, 99.0, 99), (200, 40.0, 31.0, 200)], pieces, seed=2, complete=False)
+    assert not many.is_complete
+    few.stop_when_reached = many.stop_when_reached = True
+    assert many.is_complete and not few.is_complete
+
+
 # --------------------------------------------------------------------------- the commands of RESULTS.md
 
-TABLE = (REPO / "benchmarks/RESULTS.md").read_text().split("| `python benchmarks/scores.py …` |")[1]
-COMMANDS = re.findall(r"^\|[^|]+\| `(--games [^`]+)` \|", TABLE, re.MULTILINE)
+RESULTS = (REPO / "benchmarks/RESULTS.md").read_text()
+COMMANDS = re.findall(r"^\|[^|]+\| `(--games [^`]+)` \|", RESULTS, re.MULTILINE)
 
 
 @pytest.mark.parametrize("flags", COMMANDS)
@@ -182,7 +192,7 @@ def test_the_commands_that_need_a_gpu_are_complete(flags, tmp_path, monkeypatch)
 
 
 def test_all_commands_are_tested():
-    assert len(COMMANDS) == (REPO / "benchmarks/RESULTS.md").read_text().count("--out runs/scores/") > 5
+    assert len(COMMANDS) == RESULTS.count("--out runs/scores/") > 5
 
 
 # ---------------------------------------------------------------------------------------------- running
@@ -225,6 +235,23 @@ def test_an_interrupted_benchmark_leaves_no_training_behind(scripted, monkeypatc
         )  # if it were left, then not for long
     (piece,) = ScoredRun(run.folder.parent, run.preset, CARTPOLE, 1, steps=400).pieces
     assert piece.ended > piece.started and piece.opened is None
+
+
+def test_a_run_is_stopped_at_its_last_threshold(scripted):
+    """It goes on until somebody stops it; its row of the second start reaches both thresholds."""
+    row = {"update": 1, "global_step": 8, "seconds": 1.0, "charts/avg_episodic_return": 30.0}
+    row |= {"stats/games": 100, "charts/SPS_update": 8.0}
+    run = scripted(f"""if True:
+        import json, pathlib, signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+        folder = pathlib.Path(next(a for a in sys.argv if a.startswith("--runs-dir=")).split("=")[1], "r__1")
+        folder.mkdir(exist_ok=True)
+        (folder / "args.json").write_text(json.dumps(dict(args=dict(), parts=[dict(from_update=0)])))
+        (folder / "metrics.jsonl").write_text(json.dumps({row!r}) + chr(10))
+        time.sleep(60)""")
+    run.stop_when_reached = True
+    assert scores.train_all([run], math.inf) == 0
+    assert run.result()["complete"] and run.result()["reached"]["30"][0] == 8
 
 
 @pytest.mark.slow

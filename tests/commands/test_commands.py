@@ -80,8 +80,8 @@ def test_every_flag_has_a_help_text():
 def test_a_run_from_the_command_line_prints_lines_and_a_summary(tmp_path):
     done = command("cleanba/cleanba_ppo.py", *FIVE_UPDATES, "--runs-dir", tmp_path, "--log-frequency", "2")
     assert done.returncode == 0, done.stderr
-    title, *lines, summary, folder = done.stdout.splitlines()
-    assert "a0-l0-d1" in title
+    title, compiling, *lines, summary, folder = done.stdout.splitlines()
+    assert "a0-l0-d1" in title and compiling.startswith("compiling, ")
     assert [line.split(" | ")[0] for line in lines] == [
         "update 1/5",
         "update 2/5",
@@ -102,6 +102,13 @@ def test_the_cleanba_command_trains(tmp_path, monkeypatch, capsys, algorithm):
     monkeypatch.setattr(sys, "argv", ["cleanba", algorithm, *FIVE_UPDATES, "--runs-dir", str(tmp_path)])
     cli.main()
     assert "done: 320 steps" in capsys.readouterr().out
+    (run_dir,) = tmp_path.iterdir()
+    again = ["cleanba", algorithm, "--resume", str(run_dir), "--save-model"]  # which it was started without
+    monkeypatch.setattr(sys, "argv", again)
+    cli.main()
+    shown = capsys.readouterr().out
+    assert "already complete; give more --total-timesteps to go on" in shown and "update 1" not in shown
+    assert list(run_dir.glob("*.cleanrl_model"))
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

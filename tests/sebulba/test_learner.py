@@ -12,11 +12,12 @@ from helpers.specs import LIKE, make_spec
 from cleanba.agents.algorithm import Algorithm, Loss, PerEnv, Published, Slots
 from cleanba.cleanba_ppo import Args, minibatches
 from cleanba.config.batch_plan import BatchPlan
+from cleanba.config.errors import NotFinite
 from cleanba.config.topology import Topology
 from cleanba.runtime.devices import learner_devices, learner_mesh
 from cleanba.sebulba.channel import DevicePriority
 from cleanba.sebulba.learner import Learner
-from cleanba.sebulba.rollout import NotFinite, RolloutBuffer, env_ids_of_actors, env_ids_of_columns
+from cleanba.sebulba.rollout import RolloutBuffer, env_ids_of_actors, env_ids_of_columns
 from cleanba.sebulba.sharding import PER_LEARNER, put_on_learners
 
 ENV = make_spec("Vectors", (1,), np.float32, 2)

@@ -5,14 +5,16 @@ from helpers.specs import LIKE, make_spec
 
 from cleanba.cleanba_ppo import Args
 from cleanba.config.batch_plan import BatchPlan
+from cleanba.config.errors import NotFinite
 from cleanba.config.topology import Topology
+from cleanba.envs.spec import ArraySpec
 from cleanba.runtime.devices import learner_devices, learner_mesh
 from cleanba.sebulba.rollout import (
-    NotFinite,
     RolloutBuffer,
     digested_names,
     env_ids_of_actors,
     env_ids_of_columns,
+    obs_names,
 )
 
 ENV = make_spec("Vectors", (2,), np.float32, 3)
@@ -59,6 +61,12 @@ def test_of_stacked_frames_each_is_kept_once():
     obs = buffer.shard_over_envs(learner_mesh(topology), learner_devices(topology)).obs
     np.testing.assert_array_equal(obs.frame, frame)
     np.testing.assert_array_equal(obs.since_reset, since_reset)
+
+
+def test_entries_of_observations_are_named():
+    entry = ArraySpec((2,), np.dtype(np.float32))
+    assert obs_names(ENV) == ["obs"]
+    assert obs_names(ENV._replace(obs={"map": entry, "letter": entry})) == ["obs/letter", "obs/map"]
 
 
 @pytest.mark.parametrize("name", ["obs", "value", "logprob", "reward"])

@@ -7,11 +7,20 @@ import numpy as np
 import pytest
 from helpers.delays import delays
 from helpers.equivalence import ALGORITHMS, check_lag, digests, distance, sgd
-from helpers.python_envs import PositionsOnly, TMaze, use_python_envs
+from helpers.python_envs import (
+    LENGTH,
+    LargestAllowed,
+    PositionsOnly,
+    TMaze,
+    TwoNumbers,
+    use_python_envs,
+)
+from helpers.videos import read_video
 
-from cleanba import cleanba_ppo
+from cleanba import cleanba_impala, cleanba_ppo
 from cleanba.agents.algorithm import Rollout
 from cleanba.agents.networks import make_agent
+from cleanba.agents.returns import vtrace
 from cleanba.bench.device_rates import DeviceBench
 from cleanba.config.errors import UsageError
 from cleanba.evaluation.evaluate import evaluate
@@ -150,7 +159,7 @@ def watched_rollouts(run, module, **flags):
     return outcome, rows, rollouts
 
 
-STILL = LSTM | SHORT | dict(num_minibatches=2, update_epochs=1, total_timesteps=4 * 64)
+STILL = LSTM | SHORT | dict(num_minibatches=2, total_timesteps=4 * 64)
 
 
 def test_the_memory_starts_anew_on_the_row_after_the_reset_row(run):
@@ -166,8 +175,10 @@ def test_the_memory_starts_anew_on_the_row_after_the_reset_row(run):
             obs = {name: x[t] for name, x in rollout.obs.items()}
             _, value, state = apply(outcome.model.published, obs, state, starts)
             np.testing.assert_allclose(rollout.record.value[t], value, atol=1e-5)
+            np.testing.assert_array_equal(rollout.episode_start[t], starts)
             starts = ~rollout.valid[t]
             ends += starts.sum()
+        np.testing.assert_array_equal(rollout.episode_start[16], starts)
         compare(rollout.last_state, state)
     assert ends > 8 and sum(rollout.truncated.sum() for rollout in rollouts) > 0
 
@@ -178,7 +189,7 @@ def compare(tree, expected):
 
 def test_the_first_ratio_is_one(run):
     """Params do not move, so another ratio comes from another memory than the one that acted."""
-    _, rows, _ = watched_rollouts(run, cleanba_ppo, **STILL)
+    _, rows, _ = watched_rollouts(run, cleanba_ppo, **STILL, update_epochs=1)
     assert [row["losses/approx_kl"] for row in rows] == pytest.approx([0] * 4, abs=1e-9)
     assert rows[-1]["losses/value_loss"] > 0
 
@@ -195,19 +206,100 @@ def test_the_last_value_comes_from_the_last_state(run):
         np.testing.assert_allclose(batch.advantage[-1], delta * rollout.valid[-1], atol=1e-5)
 
 
+def test_impalas_loss_is_that_of_what_the_actor_saw(run):
+    """Params do not move: the learner's values and probabilities are the actor's, from V-trace without
+    weights."""
+    outcome, _, rollouts = watched_rollouts(run, cleanba_impala, **STILL)
+    published, agent = outcome.model.published, make_agent(outcome.model.args, outcome.model.env)
+    coefficients = dict(gamma=0.99, vf_coef=0.5, ent_coef=0.0)
+    for rollout, following in itertools.pairwise(rollouts):
+        chunk, everywhere = cleanba_impala.prepare(published, rollout), np.ones((17, 4), bool)
+        loss = cleanba_impala.impala_loss(published, chunk, everywhere, None, agent=agent, **coefficients)
+        value, logprob, valid = rollout.record.value, rollout.record.logprob, rollout.valid
+        last_value = following.record.value[0]
+        steps = dict(reward=rollout.reward, terminated=rollout.terminated, valid=valid, gamma=0.99)
+        target, advantage = vtrace(value=value, last_value=last_value, log_rho=np.zeros_like(value), **steps)
+        expected = np.sum(0.5 * (target - value) ** 2, where=valid)
+        assert loss.metrics["value_loss"] == pytest.approx(float(expected), rel=1e-4)
+        expected = np.sum(-advantage * logprob, where=valid)
+        assert loss.metrics["policy_loss"] == pytest.approx(float(expected), rel=1e-4)
+
+
 # ------------------------------------------------------------------------------------ all that goes with it
+
+
+KINDS: dict = {  # of observations and actions
+    "several numbers": TwoNumbers,
+    "dict, masks": LargestAllowed,
+    "continuous": dict(env_id="Pendulum-v1", env_options='{"max_episode_steps": 12}'),
+    "images": dict(env_id="Breakout-v5", atari_preset="impala", frame_stack=2, channels=(2,)),
+}
+FAST = {("ppo", "dict, masks"), ("impala", "several numbers"), ("impala", "continuous"), ("ppo", "images")}
+
+
+@pytest.mark.parametrize(
+    ("which", "kind"),
+    [
+        pytest.param(*both, marks=[] if both in FAST else pytest.mark.slow)
+        for both in itertools.product(ALGORITHMS, KINDS)
+    ],
+)
+def test_the_learner_sees_what_the_actor_saw_whatever_the_kind(run, monkeypatch, which, kind):
+    """From each rollout's first state the learner finds the probabilities of the actions again."""
+    flags = ALGORITHMS[which] | LSTM | dict(num_minibatches=2, total_timesteps=4 * 64, gradient_chunk=16)
+    if isinstance(KINDS[kind], dict):
+        flags |= KINDS[kind]
+    else:
+        use_python_envs(monkeypatch, KINDS[kind])
+        flags |= dict(last_action_reward=False)  # the observations of these are as they are
+    module = flags.pop("algorithm")
+    outcome, _, rollouts = watched_rollouts(run, module, **flags)
+    agent = make_agent(outcome.model.args, outcome.model.env)
+    unroll = jax.jit(agent.unroll)
+    for rollout in rollouts:
+        obs, start = jax.tree.map(lambda x: x[:-1], (rollout.obs, rollout.episode_start))
+        policy, _, state = unroll(outcome.model.published, obs, rollout.first_state, start)
+        seen, acted = policy.log_prob(rollout.action), rollout.record.logprob
+        np.testing.assert_allclose(seen[rollout.valid], acted[rollout.valid], atol=1e-5)
+        compare(state, rollout.last_state)
+    assert len(rollouts) == 4 and not all(rollout.valid.all() for rollout in rollouts)
 
 
 @ppo_and_slowly_impala
 def test_models_and_resumed_runs_have_the_memory(run, which):
     flags = ALGORITHMS[which] | LSTM | dict(num_minibatches=2, normalize_observations=True)
-    short, _ = run(**flags, total_timesteps=2 * 64, save_model=True)
-    model = load_model(next(short.run_dir.glob("*.cleanrl_model")))
-    one, two = (evaluate(model, episodes=3, seed=1) for _ in range(2))
-    assert one == two
+    short, _ = run(**flags, total_timesteps=2 * 64, save_model=True, capture_video=True)
+    frames = short.evaluation.episodes[0].length + 1  # that of the reset, too
+    assert len(read_video(short.run_dir / "replay.mp4")[1]) == frames
+    assert evaluate(load_model(short.saved), episodes=10, seed=1) == short.evaluation
+    started, _ = run(dict(learning_rate=lambda update, extra: 0.0), **flags, init_from=str(short.saved))
+    jax.tree.map(np.testing.assert_array_equal, started.model.params, short.model.params)
     resumed, rows = run(**flags, resume=str(short.run_dir), total_timesteps=3 * 64)
     assert [row["update"] for row in rows] == [1, 2, 3]
     assert resumed.model.params["params"]["core"]["recurrent"].shape == (8, 32)
+
+
+def test_an_evaluation_starts_the_memory_anew_with_each_episode(run, monkeypatch):
+    """A plain loop finds each state again: an episode of the maze and its reset row make nine steps."""
+    use_python_envs(monkeypatch, TMaze)
+    outcome, _ = run(**LSTM | dict(last_action_reward=False), num_minibatches=2, total_timesteps=64)
+    model, seen = outcome.model, []
+
+    def play(*inputs, greedy):
+        jax.debug.callback(lambda *x: seen.append(jax.device_get(x)), *inputs[2:5], ordered=True)
+        return model.algorithm.play(*inputs, greedy=greedy)
+
+    monkeypatch.setattr("cleanba.evaluation.evaluate.MAX_ENVS", 2)
+    evaluate(model._replace(algorithm=model.algorithm._replace(play=play)), episodes=6, seed=1)
+    jax.effects_barrier()
+    agent = make_agent(model.args, model.env)
+    state = agent.initial_state(2)
+    for t, (obs, before, start) in enumerate(seen):
+        compare(before, state)
+        starts = np.full(2, t % (LENGTH + 1) == 0)
+        np.testing.assert_array_equal(start, starts)
+        _, _, state = agent.apply(model.published, obs, state, starts)
+    assert len(seen) > 2 * LENGTH
 
 
 def test_a_bench_feeds_the_memory():

@@ -2,12 +2,15 @@
 and learns."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.equivalence import digests, distance, sgd
 from helpers.normalizing import Stats, next_stats, normalizing_agent
 
 from cleanba import cleanba_ppo
+from cleanba.config.errors import UsageError
+from cleanba.training.setup import make_setup
 
 SIZES = dict(local_num_envs=24, num_minibatches=2, inference_batch=6, total_timesteps=5 * 16 * 24)
 
@@ -65,3 +68,49 @@ def test_the_gradient_is_by_the_params_alone(train):
     outcome, _ = train(keep)
     assert outcome.model.extra.count == 0 and not np.any(outcome.model.extra.mean)
     assert jax.tree.structure(outcome.model.extra) == jax.tree.structure(Stats(0, 0, 0))
+
+
+def give(change):
+    """A next_extra that changes what it was given."""
+    return dict(next_extra=lambda published, rollout, metrics, global_sum: change(published.extra, metrics))
+
+
+@pytest.mark.parametrize(
+    ("extra", "change", "message"),
+    [
+        ({"beta": 1.0}, lambda old, _: {"b": old["beta"]}, "next_extra gives b, init gave beta$"),
+        ({"beta": 1.0}, lambda old, _: {}, "next_extra gives nothing for beta, init gave beta$"),
+        ({"beta": 1.0}, lambda old, _: old | {"b": 1}, "gives b, init gave none of that name$"),
+        ({"beta": 1.0}, lambda old, m: {"beta": m["kl"] * jnp.ones(3)}, r"beta as float32 \(3,\), .* \(\)$"),
+        (
+            {"beta": 1.0},
+            lambda old, _: {"beta": jnp.int32(2)},
+            r"beta as int32 \(\), init gave float32 \(\)$",
+        ),
+        ((1.0,), lambda old, _: list(old), r"gives PyTreeDef\(\[\*\]\), init gave PyTreeDef\(\(\*,\)\)$"),
+    ],
+)
+def test_another_extra_than_the_first_is_found_before_the_first_update(extra, change, message, tmp_path):
+    parts = give(lambda old, metrics: change(old, {"kl": metrics["approx_kl"]}))
+    args = cleanba_ppo.Args(env_id="CartPole-v1", local_num_envs=4, hiddens=(4,), runs_dir=str(tmp_path))
+
+    def make_algorithm(*inputs):
+        made = cleanba_ppo.make_algorithm(*inputs)
+        first = jax.tree.map(jnp.float32, extra)
+        return made._replace(init=lambda key: made.init(key)._replace(extra=first), **parts)
+
+    with pytest.raises(UsageError, match=message):
+        make_setup(args, make_algorithm)
+
+
+def test_an_extra_of_one_learner_is_found_before_the_first_update(run, tmp_path):
+    mean = dict(next_extra=lambda published, rollout, metrics, global_sum: rollout.reward.mean())
+    with pytest.raises(UsageError, match="next_extra gives something of .*; put it through global_sum"):
+        run(mean)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_metric_that_is_not_there_is_found_before_the_first_update(run, tmp_path):
+    with pytest.raises(KeyError, match="kll"):
+        run(give(lambda old, metrics: metrics["kll"]))
+    assert not list(tmp_path.iterdir())

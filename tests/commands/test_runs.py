@@ -1,0 +1,163 @@
+"""`cleanba runs`, `cleanba completion`, presets by name, `cleanba --version`."""
+
+import json
+import re
+import subprocess
+import sys
+from io import StringIO
+
+import pytest
+from helpers.runs import SMALL
+from rich.console import Console
+from rich.text import Text
+
+from cleanba import cleanba_completion, cleanba_runs, cli
+from cleanba.algorithms import ALGORITHMS, PRESETS
+
+
+@pytest.fixture
+def runs_dir(tmp_path):
+    """A finished run, a stopped one, one whose record is lost, and a folder that is none."""
+    args = dict(env_id="CartPole-v1", exp_name="x", seed=1, clip_coef=0.1)
+    record = {"args": args, "plan": {"updates": 10, "batch_size": 150_000}, "layout": "a0-l0-d1"}
+    row = {"update": 10, "global_step": 1_500_000, "charts/avg_episodic_return": 12.5, "charts/SPS": 900.0}
+    for name, last in (("done", row), ("half", row | {"update": 5, "global_step": 750_000})):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        (tmp_path / name / "args.json").write_text(json.dumps(record | {"algorithm": "ppo"}))
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(last) + "\n")
+        (tmp_path / name / "checkpoints" / f"update-{last['update']}.safetensors").touch()
+    (tmp_path / "done/finished.json").write_text("{}")
+    for name in ("lost", "nothing"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lost/args.json").write_text("{")
+    return tmp_path
+
+
+def run(capsys, monkeypatch, *argv, columns=80):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "argv", ["cleanba", *map(str, argv)])
+    cli.main()
+    return capsys.readouterr().out
+
+
+def test_runs_are_listed_with_how_to_resume(runs_dir, capsys, monkeypatch):
+    shown = run(capsys, monkeypatch, "runs", runs_dir)
+    table, _, commands = shown.partition("\n\n")
+    lines = {line.split()[0]: line.split()[1:4] for line in table.splitlines()}
+    assert lines[f"{runs_dir}/done"] == ["finished", "1.5M", "12.50"]  # whole, also in a pipe of 80 columns
+    assert lines[f"{runs_dir}/half"] == ["stopped", "750k/1.5M", "12.50"]
+    assert lines[f"{runs_dir}/lost"] == ["damaged", "0", "–"]
+    assert len(lines) == 4
+    assert f"cleanba ppo --resume {runs_dir}/half\n" in commands and "done" not in commands
+
+
+def on_terminal(folder, width):
+    with StringIO() as file:
+        cleanba_runs.run(cleanba_runs.Args((folder,)), Console(file=file, force_terminal=True, width=width))
+        return Text.from_ansi(file.getvalue()).plain.partition("\n\n")[0]
+
+
+def test_on_a_terminal_names_are_folded_and_a_wide_one_has_the_speed(runs_dir):
+    long = runs_dir / "sweep/BreakoutNoFrameskip-v4__cleanba_ppo_with_a_name__12__1795035500"
+    (runs_dir / "half").rename(long.parent.mkdir() or long)
+    shown = on_terminal(runs_dir, 80)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert {line.split()[0] for line in shown.splitlines()} >= {"done", "lost"}
+    assert any(line.endswith("12__1795035500") for line in map(str.rstrip, shown.splitlines()))
+    (start,) = (line for line in shown.splitlines() if "stopped" in line)
+    assert start.split()[:2] == ["sweep/BreakoutNoFrameskip-v4__", "stopped"]
+    assert re.search(r"evaluation +steps/s", on_terminal(runs_dir, 140))
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (30, ["demo/Pong__ppo__1__17"]),
+        (12, ["demo/Pong__", "  ppo__1__17"]),
+        (6, ["demo/", "  Pong"]),
+    ],
+)
+def test_a_name_is_folded_after_its_parts(width, lines):
+    assert cleanba_runs.fold("demo/Pong__ppo__1__17", width).split("\n")[: len(lines)] == lines
+    assert all(len(line) <= width for line in cleanba_runs.fold("demo/Pong__ppo__1__17", width).split("\n"))
+
+
+def test_a_run_that_was_killed_shows_where_it_resumes(runs_dir, capsys, monkeypatch):
+    checkpoints = runs_dir / "half/checkpoints"
+    (checkpoints / "update-5.safetensors").rename(checkpoints / "update-3.safetensors")
+    assert "750k/1.5M, resumes at 450k  " in run(capsys, monkeypatch, "runs", runs_dir)
+    records = map(json.loads, run(capsys, monkeypatch, "runs", runs_dir, "--json").splitlines())
+    assert {record["resumes_at"] for record in records} == {None, 450_000}
+
+
+def test_runs_as_json(runs_dir, capsys, monkeypatch):
+    records = [json.loads(line) for line in run(capsys, monkeypatch, "runs", runs_dir, "--json").splitlines()]
+    (half,) = [record for record in records if record["state"] == "stopped"]
+    assert (half["step"], half["total_steps"], half["return"]) == (750_000, 1_500_000, 12.5)
+    assert half["resume"].endswith("half")
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(999, "999"), (1_000, "1k"), (116_400, "116k"), (50_000_000, "50M")]
+)
+def test_short_numbers(number, shown):
+    assert cleanba_runs.short(number) == shown
+
+
+def test_the_version(capsys, monkeypatch):
+    assert re.match(r"cleanba \d+\.\d+", run(capsys, monkeypatch, "--version"))
+
+
+def test_usage_fits_80_columns_and_has_every_command(capsys, monkeypatch):
+    shown = run(capsys, monkeypatch, "--help")
+    assert max(map(len, shown.splitlines())) <= 80
+    for name in (*ALGORITHMS, *PRESETS, *cli.COMMANDS):
+        assert f"  {name}" in shown
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_says_what_it_is_for_and_where_its_values_come_from(name, capsys, monkeypatch):
+    with pytest.raises(SystemExit, match="0"):
+        run(capsys, monkeypatch, name, "--help")
+    purpose = capsys.readouterr().out.split("╭")[0]
+    assert f"usage: cleanba {name} " in purpose
+    assert " for " in purpose.lower() or "fit" in purpose
+    assert "alues " in purpose
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["pppo"], "did you mean ppo?"),
+        (["--env-id", "Pong-v5"], "a command comes first"),
+        (["mine.py"], "did you mean `cleanba train mine.py`?"),
+    ],
+)
+def test_a_command_that_does_not_exist(argv, message, capsys, monkeypatch):
+    with pytest.raises(SystemExit, match="2"):
+        run(capsys, monkeypatch, *argv)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_preset_trains_by_name(tmp_path, capsys, monkeypatch):
+    flags = [*SMALL, "--num-minibatches", "1", "--total-timesteps", "128", "--runs-dir", tmp_path]
+    assert "done: 128 steps" in run(capsys, monkeypatch, "ppo-continuous", *flags, "--env-id", "CartPole-v1")
+
+
+def test_completion_knows_commands_flags_and_values(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        cleanba_completion.main(["bash"])
+    script = capsys.readouterr().out
+    assert len(script.encode()) < 2**17  # fish: of one argument
+    lines = ["cleanba ppo-f", "cleanba ppo --total", "cleanba impala --network n", "cleanba eval --gr"]
+    (tmp_path / "complete").write_text(
+        script
+        + "".join(
+            f"COMP_WORDS=({line}); COMP_CWORD={line.count(' ')}; COMPREPLY=(); _tyro_cleanba; "
+            'echo "${COMPREPLY[@]}"\n'
+            for line in lines
+        )
+    )
+    done = subprocess.run(["bash", tmp_path / "complete"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["ppo-fit", "--total-timesteps", "nature", "--greedy"]
