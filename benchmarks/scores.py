@@ -6,7 +6,8 @@
 
 Each preset, game and seed is one run. After --minutes the current one is stopped with a checkpoint, and the
 same call continues there. Seconds count from the start of the command, over all its pieces: with each start,
-and with what a piece did after its last row. --minutes 0 starts nothing and only writes the results.
+and with what a piece did after its last row. --minutes 0 starts nothing and only writes the results. With
+--stop-when-reached a run is complete, and stopped, once it has reached all thresholds of its game.
 
 A score is the mean return of the last 100 games, and counts once there are 100. In --out: results.json,
 results.md (tables for RESULTS.md), curves.png, and a folder for each run. Exit codes: 0 all runs are
@@ -36,7 +37,7 @@ from cleanba.runtime.files import atomic_write, file_name
 from cleanba.runtime.messages import say
 
 REPO = Path(__file__).resolve().parents[1]
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.2
 GRACE_SECONDS = 120  # for a run to write its checkpoint
 MINUTES = (1, 2, 5, 9)  # after which the scores are listed
 MAX_POINTS = 500  # of a curve in results.json
@@ -95,8 +96,18 @@ class Point(NamedTuple):
 class ScoredRun:
     """One preset, game and seed, with a folder for its run folder, pieces.json and its output."""
 
-    def __init__(self, out: Path, preset: Preset, game: Game, seed: int, steps: int):
+    def __init__(
+        self,
+        out: Path,
+        preset: Preset,
+        game: Game,
+        seed: int,
+        steps: int,
+        *,
+        stop_when_reached: bool = False,
+    ):
         self.preset, self.game, self.seed = preset, game, seed
+        self.stop_when_reached = stop_when_reached
         self.folder = out / file_name(f"{preset.name}__{game.env_id}__{seed}")
         self.command = [*preset.command, f"--env-id={game.env_id}", f"--seed={seed}"]
         self.command += [f"--total-timesteps={steps}"]
@@ -114,7 +125,16 @@ class ScoredRun:
 
     @property
     def is_complete(self) -> bool:
-        return self.run_dir is not None and is_finished(self.run_dir)
+        if self.run_dir is None:
+            return False
+        return is_finished(self.run_dir) or (self.stop_when_reached and self._has_reached_all())
+
+    def _has_reached_all(self) -> bool:
+        return any(
+            row.get("stats/games", 0) >= RECENT_GAMES
+            and row.get("charts/avg_episodic_return", -math.inf) >= max(self.game.thresholds)
+            for row in self.rows()
+        )
 
     def _read_pieces(self) -> list[Piece]:
         path = self.folder / "pieces.json"
@@ -152,7 +172,7 @@ class ScoredRun:
                 [sys.executable, *self.command, *resume], cwd=REPO, stdout=output, stderr=subprocess.STDOUT
             )
         try:
-            while process.poll() is None and time.monotonic() < until:
+            while process.poll() is None and time.monotonic() < until and not self.is_complete:
                 time.sleep(POLL_SECONDS)
         finally:
             stop(process)
@@ -353,6 +373,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, required=True, help="of each run")
     parser.add_argument("--minutes", type=float, default=math.inf, help="of this call; default: no limit")
+    parser.add_argument("--stop-when-reached", action="store_true", help="stop a run at its last threshold")
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs and the results")
     return parser.parse_args(argv)
 
@@ -363,7 +384,7 @@ def main(argv: list[str] | None = None) -> None:
         need_extra("curves.png", "matplotlib", "plot")
         games, presets = [Game.parse(x) for x in args.games], [Preset.parse(x) for x in args.presets]
         runs = [
-            ScoredRun(args.out, preset, game, seed, args.steps)
+            ScoredRun(args.out, preset, game, seed, args.steps, stop_when_reached=args.stop_when_reached)
             for seed in args.seeds  # the first of everything, then the second
             for game in games
             for preset in presets

@@ -12,6 +12,7 @@ reserves a GPU's memory once it uses it.
 - work: steps/s and memory against environments, steps, actor threads and learner devices. On CPUs several
   learners share the cores, so that only their overhead shows.
 - memory: of host and device, against environments, steps and --gradient-chunk
+- recurrent: what a policy with a memory costs, against the length of its sequences and its width
 - bench: the measurements of `cleanba bench`, with the given flags
 - chunks: learning alone against --gradient-chunk
 """
@@ -43,7 +44,8 @@ from cleanba.runtime.messages import say
 
 REPO = Path(__file__).resolve().parents[1]
 ALGORITHMS = ("ppo", "impala")
-SMALL = "--network nature --hiddens 256 --num-minibatches 1"  # for the part "work"
+SMALL = "--network nature --hiddens 256 --num-minibatches 1"  # for the parts "work" and "recurrent"
+RECURRENT_ROWS = 1024  # per update
 
 
 def run(algorithm: str, flags: str, *, rows: int, updates: int, env: dict[str, str] | None = None) -> dict:
@@ -256,6 +258,52 @@ def peak(algorithm: str, envs: int, steps: int, chunk: int) -> dict[str, Any]:
     return result
 
 
+def recurrent(_: argparse.Namespace) -> list[dict]:
+    """IMPALA, always with as many rows. Each point in its own process, since a peak never falls; one at a
+    time."""
+    points = [(steps, 256, "lstm") for steps in (16, 64, 256, 1024)]
+    points += [(64, 64, "lstm"), (64, 1024, "lstm"), (64, 256, "gru")]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as processes:
+        found = list(processes.map(beside_plain, *zip(*points, strict=True)))
+    names = ("acting", "learning")
+    lines = [
+        [f"{one['kind']} {one['width']}", f"{one['steps']} × {one['envs']}"]
+        + [f"{one[name][0]:,.0f} ({one[name][0] / one[name][1]:.2f})" for name in names]
+        + [" + ".join(f"{x.get(where, math.nan):.2f}" for x in one["gib"]) for where in ("host", "device")]
+        for one in found
+    ]
+    rates = "acting (of that without) | learning (of that without)"
+    table(f" | steps × environments | {rates} | host, GiB: without + with | device, GiB ", lines)
+    return found
+
+
+def beside_plain(steps: int, width: int, kind: str) -> dict[str, Any]:
+    """Acting and learning alone, with and without a memory, in turns: medians of steps/s. Memory is the peak
+    of this process without one, and by how much more it is with one."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # else the peak says nothing
+    impala, envs = load_algorithm("impala"), RECURRENT_ROWS // steps
+    sizes = f"--num-steps {steps} --local-num-envs {envs} --num-actor-threads 1 --inference-batch {envs}"
+
+    def bench(flags: str) -> tuple[DeviceBench, dict[str, float]]:
+        default = cleanba_bench.bench_args(impala.Args)
+        given = parse_args(default, description="", argv=f"{SMALL} {sizes} {flags}".split())
+        setup = cleanba_bench.bench_setup(given, impala.make_algorithm)
+        device = DeviceBench(setup)
+        device.infer(0.1, 1), device.learn(0.1, 1)
+        return device, peak_memory(setup.learner_devices[0])
+
+    plain, before = bench("")
+    own, after = bench(f"--recurrent {kind} --recurrent-width {width}")
+    acts = [(own.infer(0.5, 1), plain.infer(0.5, 1)) for _ in range(3)]
+    learns = [(own.learn(0.1, 1), plain.learn(0.1, 1)) for _ in range(3)]
+    acting, learning = ([median(rate for (rate,) in x) for x in zip(*y, strict=True)] for y in (acts, learns))
+    gib = [before, {where: after[where] - before[where] for where in before}]
+    result = dict(kind=kind, steps=steps, envs=envs, width=width, acting=acting, learning=learning, gib=gib)
+    print(json.dumps(result), flush=True)
+    return result
+
+
 def chunks(_: argparse.Namespace) -> dict:
     found = {}
     for rows in (256, 1024, 4096):
@@ -277,6 +325,7 @@ PARTS = {
     "starts": starts,
     "work": work,
     "memory": memory,
+    "recurrent": recurrent,
     "bench": bench,
     "chunks": chunks,
 }
