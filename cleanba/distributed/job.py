@@ -94,8 +94,7 @@ class Job:
             _run_in_thread(jax.distributed.shutdown)  # waits for all; this thread must handle signals
         self._finished = True
         self._send(bye=True)
-        for listener in self._listeners:  # one that wakes up while Python exits could abort it
-            listener.join(EXIT_SECONDS)
+        self._join_listeners()  # one that wakes up while Python exits could abort it
 
     # ------------------------------------------------------------------------------------------- failures
 
@@ -108,6 +107,13 @@ class Job:
         if not self._finished:
             self._finished = True
             self._send(failed=without_secrets(why), exit_code=exit_code)
+            self.let_others_exit()
+
+    def let_others_exit(self) -> None:
+        """In process 0, before it exits early: without it, JAX's runtime aborts the others, perhaps before
+        they have said why."""
+        if self.process == 0:
+            self._join_listeners()
 
     def reason_of(self, error: Exception) -> Exception:
         """A collective fails when another process dies: then that process is the reason to report."""
@@ -148,14 +154,20 @@ class Job:
         try:
             for message in connection:
                 if self._is_last(process, connection, message):
-                    return
+                    break
         except NoMessage as why:
             self.lose(f"process {process} ({connection.peer}) was lost: {why}")
         if self.process > 0 and self.end_reason:  # without process 0, JAX's runtime aborts this one
             hard_exit(self.end_reason.exit_code)
 
+    def _join_listeners(self) -> None:
+        deadline = time.monotonic() + EXIT_SECONDS
+        for listener in self._listeners:
+            listener.join(max(0.0, deadline - time.monotonic()))
+
     def _is_last(self, process: int, connection: Connection, message: Message) -> bool:
-        """Handle a message. A code of 0, or one that is no exit code, must not make a failure a success."""
+        """Handle a message. A code of 0, or one that is no exit code, must not make a failure a success.
+        After a failure, process 0 listens on until the others have gone."""
         match message:
             case {"report": dict(report)}:
                 with suppress(ChannelClosed):  # the job is ending
@@ -167,8 +179,10 @@ class Job:
                     self._broadcasts.put(content)
             case {"failed": str(why), "exit_code": int(code)} if 0 < code < 256:
                 self.lose(f"process {process} ({connection.peer}) failed: {why}", exit_code=code)
+                return self.process > 0
             case {"lost": str(why), "stuck": bool(stuck), "exit_code": int(code)} if 0 < code < 256:
                 self.lose(why, stuck=stuck, exit_code=code)
+                return self.process > 0
             case {"bye": True}:
                 return True
             case _:

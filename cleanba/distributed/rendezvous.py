@@ -51,6 +51,7 @@ def joined(info: ProcessInfo, args: RunArgs, algorithm: str = "") -> Iterator[Jo
     except Exception as error:
         reason = job.reason_of(error)
         if reason is not error:
+            job.let_others_exit()
             for note in getattr(error, "__notes__", []):
                 reason.add_note(note)
             raise reason from None

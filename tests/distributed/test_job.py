@@ -2,6 +2,7 @@
 
 import re
 import socket
+import threading
 import time
 
 import pytest
@@ -25,18 +26,20 @@ def exit_codes(monkeypatch):
 @pytest.fixture
 def make_job(exit_codes):
     """A process, and the end of its connection that another process would have."""
-    opened = []
+    opened, jobs = [], []
 
     def make(process=0):
         ours, theirs = map(Connection, socket.socketpair())
         ours.peer = "pid 7 on there"
         opened.extend([ours, theirs])
-        return Job(ProcessInfo("", 2, process), {1 - process: ours}), theirs
+        jobs.append(Job(ProcessInfo("", 2, process), {1 - process: ours}))
+        return jobs[-1], theirs
 
     yield make
     for connection in opened:
         connection.close()
-    wait_for(lambda: len(exit_codes) >= len(opened) / 2)  # none is left to exit after the test
+    to_exit = [job for job in jobs if not job._finished]
+    wait_for(lambda: len(exit_codes) >= len(to_exit))  # none is left to exit after the test
 
 
 def wait_for(condition):
@@ -94,6 +97,33 @@ def test_a_failure_passes_on_its_exit_code(make_job, exit_codes, code):
     wait_for(lambda: exit_codes)
     assert exit_codes == [code]
     assert str(job.end_reason) == "process 1 (pid 7 on there) failed: the emulator caught fire"
+
+
+def test_a_process_exits_as_soon_as_it_has_said_why_process_0_does(make_job, exit_codes, capfd):
+    job, process_0 = make_job(process=1)
+    process_0.send(failed="the emulator caught fire", exit_code=1)
+    job._listeners[0].join(20)
+    assert not job._listeners[0].is_alive() and exit_codes[0] == 1
+    assert capfd.readouterr().err == "error: process 0 (pid 7 on there) failed: the emulator caught fire\n"
+
+
+def test_process_0_exits_after_the_others(make_job, monkeypatch):
+    """JAX's runtime aborts a process without process 0: once before it had read why."""
+    monkeypatch.setattr(module, "EXIT_SECONDS", 60.0)
+    job, other = make_job()
+    failing = threading.Thread(target=job.fail, args=("the emulator caught fire", 1))
+    failing.start()
+    assert other.read() == {"failed": "the emulator caught fire", "exit_code": 1}
+    failing.join(0.2)
+    assert failing.is_alive()
+    other.close()
+    failing.join(20)
+    assert not failing.is_alive() and job.end_reason is None
+
+
+def test_process_0_does_not_wait_for_one_that_hangs(make_job):
+    job, _ = make_job()
+    job.fail("the emulator caught fire", 1)
 
 
 def test_escape_codes_of_another_process_do_not_reach_the_terminal(make_job, exit_codes, capfd):

@@ -97,8 +97,9 @@ def test_a_layout_trains_and_output_lines_start_with_the_rank(tmp_path):
 
 
 FAILING = """
-import os, sys
+import os, sys, time
 from cleanba import cleanba_ppo
+from cleanba.distributed.job import Job
 from cleanba.envs.envpool import Envs
 
 def broken_reset(self):
@@ -106,14 +107,20 @@ def broken_reset(self):
         raise RuntimeError("the emulator caught fire")
     return reset(self)
 
+def slow_to_hear(self, why, **how):
+    if os.environ["JAX_PROCESS_ID"] != "1":
+        time.sleep(1)  # JAX's runtime must not abort it meanwhile
+    lose(self, why, **how)
+
 reset, Envs.reset = Envs.reset, broken_reset
+lose, Job.lose = Job.lose, slow_to_hear
 cleanba_ppo.main(argv=sys.argv[1:])
 """
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_failure_ends_all_and_is_repeated_at_the_end(tmp_path, rank):
-    (tmp_path / "failing.py").write_text(FAILING.replace('== "1"', f'== "{rank}"'))
+    (tmp_path / "failing.py").write_text(FAILING.replace('= "1"', f'= "{rank}"'))
     command = launch(tmp_path, "a0-l0-d2", "failing.py", *SMALL)
     output, errors = command.communicate(timeout=120)
     assert command.returncode == 1
