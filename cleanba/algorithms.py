@@ -55,16 +55,24 @@ def load_file(name: str | Path) -> Any:
     return module
 
 
-def source_digest(make_algorithm: Callable[..., Any]) -> str:
-    """Of the file that has it: the processes of a job must run the same."""
-    file = getattr(sys.modules.get(make_algorithm.__module__), "__file__", None)
+def module_of(args: type, make_algorithm: Callable[..., Any]) -> str:
+    """The module of an algorithm. It may have `make_algorithm` or `Args` from another one's file."""
+    for module in (cls.__module__ for cls in args.__mro__):
+        if getattr(sys.modules.get(module), "make_algorithm", None) is make_algorithm:
+            return module
+    return make_algorithm.__module__
+
+
+def source_digest(args: type, make_algorithm: Callable[..., Any]) -> str:
+    """Of the algorithm's file: the processes of a job must run the same."""
+    file = getattr(sys.modules.get(module_of(args, make_algorithm)), "__file__", None)
     return f"{crc32(Path(file).read_bytes()):08x}" if file else ""
 
 
-def name_of(make_algorithm: Callable[..., Any]) -> str:
-    """One of the names, or the path from the current folder to the file that has it: commands that are shown
+def name_of(args: type, make_algorithm: Callable[..., Any]) -> str:
+    """One of the names, or the path from the current folder to the algorithm's file: commands that are shown
     name it, and work from here."""
-    module = make_algorithm.__module__
+    module = module_of(args, make_algorithm)
     file = getattr(sys.modules.get(module), "__file__", None)
     for name, ours in ALGORITHMS.items():
         if module == ours or (file and Path(file) == Path(__file__).parent / f"{ours.split('.')[1]}.py"):

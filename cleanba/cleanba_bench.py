@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from dataclasses import make_dataclass
+from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,9 @@ BenchArgs = Any  # an algorithm's Args and a Bench
 
 def bench_args(args: type) -> BenchArgs:
     """The default flags of an algorithm with this class of arguments, and those of a benchmark."""
+    if clash := {field.name for field in fields(args)} & {field.name for field in fields(Bench)}:
+        names = ", ".join(map(flag, sorted(clash)))
+        raise UsageError(f"{names}: cleanba bench has such a flag, too; give the algorithm's another name")
     return make_dataclass("BenchArgs", [], bases=(args, Bench), frozen=True)()
 
 

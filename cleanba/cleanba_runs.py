@@ -17,7 +17,7 @@ from rich.text import Text
 from cleanba.analysis.report.runs import find_runs
 from cleanba.config.command_line import parse_command
 from cleanba.config.errors import UsageError
-from cleanba.records.run_folder import ARGS, METRICS
+from cleanba.records.run_folder import ARGS, MAX_COUNT, METRICS, is_number
 from cleanba.records.run_status import RunStatus, run_status
 from cleanba.runtime.command import command
 from cleanba.runtime.messages import printable, say, show
@@ -103,7 +103,7 @@ def steps(status: RunStatus) -> int:
 def total_steps(status: RunStatus) -> int | None:
     """Those of whole updates."""
     sizes = [status.record.get("plan", {}).get(name) for name in ("updates", "batch_size")]
-    return sizes[0] * sizes[1] if all(isinstance(size, int) for size in sizes) else None
+    return sizes[0] * sizes[1] if all(is_number(size, MAX_COUNT) for size in sizes) else None
 
 
 def table(runs: list[RunStatus], roots: tuple[Path, ...], width: int | None) -> Table:
@@ -163,7 +163,7 @@ def _number(value: float | None) -> str:
 def short(number: int) -> str:
     """1.5M"""
     for scale, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
-        if number >= scale:
+        if number >= 0.9995 * scale:  # which is rounded up
             return f"{number / scale:.3g}{unit}"
     return str(number)
 

@@ -65,11 +65,18 @@ def run(argv: list[str]) -> None:
         case ["train", file, *flags]:
             train(file, flags, prog=f"cleanba train {file}")
         case [name, *flags] if name in COMMANDS:
-            module, _ = COMMANDS[name]
-            import_module(module).main(argv=flags, prog=f"cleanba {name}")
+            run_tool(name, flags)
         case [name, *_]:
             print(f"error: {unknown(name)}", file=sys.stderr)
             sys.exit(2)
+
+
+def run_tool(name: str, flags: list[str]) -> None:
+    from cleanba.runtime.command import importing
+
+    with importing():
+        module = import_module(COMMANDS[name][0])
+    module.main(argv=flags, prog=f"cleanba {name}")
 
 
 def version() -> str:
@@ -93,19 +100,22 @@ def unknown(name: str) -> str:
 
 
 def train(algorithm: str, flags: list[str], prog: str) -> None:
-    from cleanba.runtime.command import command
+    from cleanba.runtime.command import command, importing
 
-    with command(resumable=True):  # also while Python imports
-        from cleanba.training.train import run_command
+    with command(resumable=True):
+        with importing(resumable=True):
+            from cleanba.training.train import run_command
 
-        module = load_algorithm(algorithm)
+            module = load_algorithm(algorithm)
+        default = getattr(module, "ARGS", None) or module.Args()
         purpose = (module.__doc__ or f"Train with {algorithm}.").strip().split("\n\n")[0]
-        run_command(module.Args(), module.make_algorithm, description=purpose, argv=flags, prog=prog)
+        run_command(default, module.make_algorithm, description=purpose, argv=flags, prog=prog)
 
 
 def train_preset(name: str, flags: list[str]) -> None:
-    from cleanba.runtime.command import command
+    from cleanba.runtime.command import command, importing
 
     with command(resumable=True):
-        preset = import_module(PRESETS[name])
+        with importing(resumable=True):
+            preset = import_module(PRESETS[name])
         preset.main(preset.ARGS, argv=flags, prog=f"cleanba {name}", description=preset.__doc__)

@@ -4,6 +4,7 @@ tyro makes the help and the values. What it would report in a box is looked for 
 """
 
 import ast
+import builtins
 import dataclasses
 import functools
 import inspect
@@ -40,6 +41,7 @@ class Reader(NamedTuple):
     kind: str  # what a word has to be
     choices: tuple[str, ...] | None = None
     many: bool = False  # a tuple of such values
+    size: int | None = None  # of exactly so many
     optional: bool = False  # None is a value, too
 
     def value(self, words: list[str]) -> Any:
@@ -57,6 +59,13 @@ class Flag(NamedTuple):
     @property
     def positional(self) -> bool:
         return tyro.conf.Positional in getattr(self.kind, "__metadata__", ())
+
+    @property
+    def is_switch(self) -> bool:
+        kind = self.kind
+        while get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        return kind is bool
 
     @property
     def reader(self) -> Reader | None:
@@ -93,6 +102,8 @@ class Flag(NamedTuple):
             return
         if not words and not reader.many:
             raise UsageError(f"{given} needs a value: {given} {reader.metavar}")
+        if reader.size is not None and len(words) != reader.size:
+            raise UsageError(f"{given} needs {reader.size} values: {given} {reader.metavar}")
         for word in words:
             try:
                 reader.value([word])
@@ -104,7 +115,7 @@ class Flag(NamedTuple):
 
 
 def reader_of(kind: Any) -> Reader | None:
-    """None for switches, and for kinds that only tyro knows."""
+    """None for switches, and for kinds that no flag can have."""
     parts = get_args(kind)
     match get_origin(kind) or kind:
         case typing.Annotated:
@@ -112,12 +123,19 @@ def reader_of(kind: Any) -> Reader | None:
         case typing.Union | types.UnionType if len(parts) == 2 and types.NoneType in parts:
             reader = reader_of(next(part for part in parts if part is not types.NoneType))
             return reader and reader._replace(optional=True)
-        case typing.Literal if all(isinstance(part, str) for part in parts):
-            listed = f"one of {', '.join(parts)}"
-            return Reader(f"{{{','.join(parts)}}}", functools.partial(_choose, parts, listed), listed, parts)
-    if get_origin(kind) is tuple and parts[1:] == (...,):
-        one = reader_of(parts[0])
-        return one and one._replace(many=True, metavar=f"{one.metavar} ...")
+        case typing.Literal if all(type(part) in (str, int) for part in parts):
+            choices = {str(part): part for part in parts}
+            listed = f"one of {', '.join(choices)}"
+            return Reader(
+                f"{{{','.join(choices)}}}", functools.partial(_choose, choices), listed, tuple(choices)
+            )
+        case builtins.tuple if len({*parts} - {...}) == 1:
+            one = reader_of(parts[0])
+            if one is None or one.many or one.optional:
+                return None
+            if parts[-1] is ...:
+                return one._replace(many=True, metavar=f"{one.metavar} ...")
+            return one._replace(many=True, size=len(parts), metavar=" ".join([one.metavar] * len(parts)))
     return PLAIN.get(kind)
 
 
@@ -140,12 +158,13 @@ def _float(text: str) -> float:
         raise ValueError("") from None
 
 
-def _choose(choices: tuple[str, ...], listed: str, text: str) -> str:
+def _choose(choices: dict[str, Any], text: str) -> Any:
     if text not in choices:
         raise ValueError("")
-    return text
+    return choices[text]
 
 
+KINDS = "give it bool, int, float, str, Literal, one of these or None, or a tuple such as tuple[int, ...]"
 PLAIN: dict[Any, Reader] = {
     int: Reader("INT", whole_number, "a whole number, such as 200000, 2e5 or 200k"),
     float: Reader("FLOAT", _float, "a number"),
@@ -156,12 +175,12 @@ PLAIN: dict[Any, Reader] = {
 
 def _constructor(reader: Reader) -> PrimitiveConstructorSpec[Any]:
     return PrimitiveConstructorSpec(
-        nargs="*" if reader.many else 1,
+        nargs=reader.size or ("*" if reader.many else 1),
         metavar=reader.metavar,
         instance_from_str=reader.value,
         is_instance=lambda value: True,
         str_from_instance=lambda value: list(map(str, value)) if isinstance(value, tuple) else [str(value)],
-        choices=reader.choices,
+        choices=reader.choices and (*reader.choices, *["None"][: reader.optional]),
     )
 
 
@@ -223,7 +242,7 @@ def check_words(flags: list[Flag], argv: list[str], prog: str | None) -> None:
         name = given.lstrip("-").replace("-", "_")
         on = name.removeprefix("no_") if name not in by_name else name
         flag = by_name.get(on)
-        is_switch = flag is not None and _is_switch(flag)
+        is_switch = flag is not None and flag.is_switch
         if flag is None or (on != name and not is_switch):
             raise UsageError(hint(given, sorted(by_name), prog or Path(sys.argv[0]).name))
         many = flag.reader is not None and flag.reader.many
@@ -256,13 +275,6 @@ def _split(argv: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _is_given(name: str, word: str) -> bool:
     return word.partition("=")[0].lstrip("-").replace("-", "_") == name
-
-
-def _is_switch(flag: Flag) -> bool:
-    kind = flag.kind
-    while get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    return kind is bool
 
 
 def _check_positional(flags: list[Flag], words: dict[str, list[str]], prog: str | None) -> None:

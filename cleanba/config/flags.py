@@ -9,11 +9,12 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import tyro
 
-from cleanba.config.command_line import Flag, check_words, help_texts, wrapped
+from cleanba.config.command_line import KINDS, Flag, check_words, help_texts, wrapped
 from cleanba.config.errors import UsageError
 from cleanba.config.marks import (
     CAN_CHANGE,
@@ -27,6 +28,7 @@ from cleanba.config.marks import (
     marks_of,
 )
 
+MAX_VALUES = 64  # of one flag: layers of a network, or devices
 MAX_WHOLE = 2**53  # of any flag: what JSON and float64 still count exactly
 
 
@@ -254,14 +256,22 @@ def flag_groups(default: RunArgs) -> dict[str, list[Flag]]:
 
 def _own_flags(cls: type, default: RunArgs) -> Iterator[Flag]:
     """What one class adds to the flags. Type and help come from the last class that gives them."""
-    if not dataclasses.is_dataclass(cls):
+    if "__dataclass_fields__" not in vars(cls):
+        if issubclass(cls, RunArgs) and inspect.get_annotations(cls):
+            raise UsageError(
+                f"class {cls.__name__} has flags of its own; put @dataclass(frozen=True) above it"
+            )
         return
     inherited = {name for base in cls.__mro__[1:] for name in inspect.get_annotations(base)}
     for name in [f.name for f in dataclasses.fields(cls) if f.name not in inherited]:
         kinds = [inspect.get_annotations(c, eval_str=True).get(name) for c in type(default).__mro__]
         helps = [help_texts(c).get(name) for c in type(default).__mro__ if dataclasses.is_dataclass(c)]
         kind, text = next(filter(None, kinds)), next(filter(None, helps), "")
-        yield Flag(name, kind, text, getattr(default, name))
+        own = Flag(name, kind, text, getattr(default, name))
+        if not own.is_switch and (own.reader is None or own.reader.read is Path):
+            kind = inspect.formatannotation(kind).replace("typing.", "")
+            raise UsageError(f"{flag(name)} cannot be of type {kind}; {KINDS}")
+        yield own
 
 
 def flag(name: str) -> str:
@@ -293,11 +303,13 @@ def _is_of(value: Any, kind: Any) -> bool:
         case typing.Annotated:
             return _is_of(value, parts[0])
         case typing.Literal:
-            return isinstance(value, str) and value in parts
+            return any(type(value) is type(part) and value == part for part in parts)
         case typing.Union | types.UnionType:
             return any(_is_of(value, part) for part in parts)
-        case builtins.tuple:
-            return isinstance(value, tuple) and all(_is_of(x, parts[0]) for x in value)
+        case builtins.tuple if parts:
+            size = None if parts[-1] is ... else len(parts)
+            fits = isinstance(value, tuple) and size in (None, len(value))
+            return fits and all(_is_of(x, parts[0]) for x in value)
         case builtins.float:
             return isinstance(value, int | float) and not isinstance(value, bool)
         case builtins.int:
@@ -311,6 +323,8 @@ def check_ranges(args: RunArgs) -> None:
     for name, marks in marks_of(type(args)).items():
         value = getattr(args, name)
         limits = [mark for mark in marks if isinstance(mark, Range)]
+        if isinstance(value, tuple) and len(value) > MAX_VALUES:
+            raise UsageError(f"{flag(name)} has {len(value)} values; give at most {MAX_VALUES}")
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue

@@ -113,7 +113,8 @@ def command_lines(
 def _start_of_file(path: Path) -> list[str]:
     """A script, or an algorithm that leaves starting it to `cleanba train`."""
     text = path.read_text(errors="replace") if path.is_file() else ""
-    is_algorithm = "def make_algorithm" in text and "__main__" not in text
+    starts_itself = any(call in text for call in ("__main__", "main(", "run_command(", "train("))
+    is_algorithm = "make_algorithm" in text and not starts_itself
     return ["-m", "cleanba", "train", str(path)] if is_algorithm else [str(path)]
 
 

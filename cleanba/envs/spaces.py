@@ -66,8 +66,10 @@ def parse_options(text: str) -> dict[str, Any]:
     """The JSON object of --env-options."""
     try:
         options = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"--env-options {text} is not JSON ({error}); give '{{\"name\": value}}'") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"--env-options {text[:200]} is not JSON ({error}); give '{{\"name\": value}}'"
+        ) from None
     if not isinstance(options, dict):
         raise UsageError(f"--env-options {text} is not a JSON object; give '{{\"name\": value}}'")
     return with_tuples(options)

@@ -17,7 +17,7 @@ from cleanba.envs.spec import ActionSpec, ArraySpec, EnvSpec, env_from_json
 from cleanba.runtime.messages import printable
 
 FORMAT = 2  # file format; incremented when older code cannot read what newer code writes
-MAX_LAYERS = 100  # of a network, or entries of any other flag
+MAX_LAYERS = 64  # of all networks, each of which sees one array of the observations
 MAX_ENTRIES = 2**21  # of an observation: five times those of Atari's full frames, in colour and stacked
 MAX_ACTIONS = 2**16
 MAX_STEPS = 2**53
@@ -71,23 +71,22 @@ def damaged(path: Path, error: Exception) -> UsageError:
 
 
 def _check(header: Header) -> None:
-    for name, value in header.flags.items():
-        if isinstance(value, tuple) and len(value) > MAX_LAYERS:
-            raise ValueError(f"{name} has {len(value)} entries, more than {MAX_LAYERS}")
     env = header.env
     arrays = list(env.obs.values()) if isinstance(env.obs, Mapping) else [env.obs]
     if not 0 <= header.steps <= MAX_STEPS or not isinstance(header.probe, list | None):
         raise ValueError("impossible steps or probe")
     if env.backend not in {*BACKENDS, *NAMES} or not isinstance(env.env_id, str):
         raise ValueError("no known kind of environment")
-    if not arrays or len(arrays) > MAX_LAYERS or not all(map(_is_array, arrays)):
-        raise ValueError("impossible observations")
+    layers = max((len(value) for value in header.flags.values() if isinstance(value, tuple)), default=1)
+    if not arrays or len(arrays) * layers > MAX_LAYERS or not all(map(_is_array, arrays)):
+        raise ValueError(f"impossible observations, or too many layers ({layers})")
     if not _is_action(env.action):
         raise ValueError("impossible actions")
 
 
 def _is_array(spec: ArraySpec) -> bool:
-    return _is_shape(spec.shape, MAX_ENTRIES) and spec.dtype.kind in "biuf" and type(spec.stack) is int
+    is_number = spec.dtype.kind in "biuf" and spec.dtype.itemsize <= 8
+    return _is_shape(spec.shape, MAX_ENTRIES) and is_number and type(spec.stack) is int
 
 
 def _is_action(spec: ActionSpec) -> bool:

@@ -169,8 +169,13 @@ def _read(path: Path, file: Any, header: Header, algorithm: Any) -> Model:
         plan = BatchPlan.create(args, topology)
     except (TypeError, ValueError, UsageError) as error:
         raise damaged(path, error) from error
-    made = module.make_algorithm(args, header.env, plan)
-    template = jax.eval_shape(made.init, jax.random.key(0))
+    try:
+        made = module.make_algorithm(args, header.env, plan)
+        template = jax.eval_shape(made.init, jax.random.key(0))
+    except (TypeError, ValueError, OverflowError) as error:
+        if algorithm is not None:  # the user's own code may be what is wrong
+            raise
+        raise damaged(path, error) from error
     params, extra = _read_tensors(path, file, template)
     return Model(args, header.env, header.steps, params, made, name, extra)
 

@@ -199,7 +199,7 @@ def _load_of(run_dir: Path, path: Path, like: Saved, run_id: str | None) -> Chec
 
 def saved_bytes(run_dir: Path) -> int:
     """How much the checkpoints there take."""
-    return sum(path.stat().st_size for path in _newest_first(run_dir))
+    return sum(path.stat().st_size for path in _newest_first(run_dir) if path.is_file())
 
 
 def _newest_first(run_dir: Path) -> list[Path]:

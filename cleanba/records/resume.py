@@ -110,11 +110,15 @@ def _check_owner(run_dir: Path) -> None:
         raise NotOwn(f"{run_dir} belongs to another user; resume a copy of it")
 
 
-def _check_folders(run_dir: Path) -> None:
-    """Files are checked where they are opened, and replaced where they are written."""
+def _check_contents(run_dir: Path) -> None:
+    """Other files are checked where they are opened, and replaced where they are written."""
     for name in FOLDERS:
         if (run_dir / name).is_symlink():
             raise UsageError(f"{run_dir / name} is a link; put the folder that it leads to in its place")
+    owner = run_dir.stat().st_uid
+    for path in (run_dir / name for name in (ARGS, *FOLDERS)):
+        if path.exists() and path.stat().st_uid != owner:
+            raise NotOwn(f"{path} belongs to another user; put a copy of your own in its place")
 
 
 def _runs_newest_first(args: RunArgs) -> list[Path]:
@@ -141,7 +145,7 @@ def _resume_from(
 ) -> StartPoint:
     record = _read_record(run_dir)
     args = _merge(run_dir, record, args, given, processes)
-    _check_folders(run_dir)
+    _check_contents(run_dir)
     metrics = MetricsFile(run_dir)
     try:
         if args.resume == AUTO and is_finished(run_dir):  # since the first check

@@ -91,7 +91,7 @@ def checkpoint_path(run_dir: Path, update: int) -> Path:
 def checkpoint_updates(run_dir: Path) -> list[int]:
     """After which updates there is one, the newest first."""
     names = (path.name for path in (run_dir / CHECKPOINTS).glob("update-*"))
-    found = (re.fullmatch(r"update-(\d+)\.safetensors", name) for name in names)
+    found = (re.fullmatch(r"update-(0|[1-9]\d*)\.safetensors", name) for name in names)
     return sorted((int(match[1]) for match in found if match), reverse=True)
 
 

@@ -12,10 +12,12 @@ from cleanba.config.errors import UsageError
 from cleanba.config.topology import Topology
 from cleanba.records.row import Row
 from cleanba.records.run_folder import (
+    MAX_COUNT,
     METRICS,
     checkpoint_updates,
     is_finished,
     is_locked,
+    is_number,
     parse_row,
     read_record,
 )
@@ -30,7 +32,7 @@ class RunStatus(NamedTuple):
     folder: Path
     state: State  # empty: no update yet; damaged: args.json is lost
     record: dict[str, Any]  # args.json; empty if that is lost
-    last: Row  # of the last update; empty before the first
+    last: Row  # the numbers of the last update; empty before the first
     checkpoint: int | None  # update of the newest one
     evaluation: dict[str, float]  # scores of the evaluation after the training; empty without one
 
@@ -55,8 +57,8 @@ class RunStatus(NamedTuple):
     @property
     def resumes_at(self) -> int | None:
         """Steps at the newest checkpoint. Rows after it are lost; there are some if the run was killed."""
-        batch_size = self.record.get("plan", {}).get("batch_size")
-        return self.checkpoint * batch_size if self.checkpoint and isinstance(batch_size, int) else None
+        size = self.record.get("plan", {}).get("batch_size")
+        return self.checkpoint * size if self.checkpoint and is_number(size, MAX_COUNT) else None
 
     @property
     def resume_command(self) -> str | None:
@@ -106,7 +108,7 @@ def read_last_row(folder: Path) -> Row:
             lines = file.read().splitlines(keepends=True)
     except OSError:
         return {}
-    rows = (parse_row(line) for line in reversed(lines))
+    rows = ({name: x for name, x in parse_row(line).items() if is_number(x)} for line in reversed(lines))
     return next((row for row in rows if "update" in row), {})
 
 
@@ -115,5 +117,5 @@ def _evaluation(folder: Path) -> dict[str, float]:
         record = json.loads(read_regular(folder / "evaluation.json"))
         scores = record.get("scores") if isinstance(record, dict) else None
         if isinstance(scores, dict):
-            return {name: float(x) for name, x in scores.items() if isinstance(x, int | float)}
+            return {name: float(x) for name, x in scores.items() if is_number(x)}
     return {}

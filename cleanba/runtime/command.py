@@ -16,7 +16,7 @@ from rich.console import Console
 
 from cleanba.config.errors import EnvError, NotFinite, UsageError
 from cleanba.runtime.messages import background_output, flush_output, replace_closed_streams, say
-from cleanba.runtime.signals import PREEMPTED, STOP_SIGNALS, handle_signals
+from cleanba.runtime.signals import PREEMPTED, STOP_SIGNALS, handle_signals, on_stop
 
 ANOTHER_PROCESS = 3  # exit code of a process that leaves because another process of its job did
 
@@ -62,12 +62,29 @@ def command(*, resumable: bool = False) -> Iterator[Console]:
             hard_exit(reason.exit_code)
         except KeyboardInterrupt as interrupt:
             say(str(interrupt) or "interrupted")
-            hard_exit(PREEMPTED if resumable else 143 if received[:1] == ["SIGTERM"] else 130)
+            hard_exit(_exit_code(received[:1] == ["SIGTERM"], resumable))
         except Exception:
             if _reader_is_gone():  # as in `… --help | head`
                 os._exit(1)
             say(traceback.format_exc().rstrip())
             hard_exit(1)
+
+
+@contextmanager
+def importing(*, resumable: bool = False) -> Iterator[None]:
+    """In the body, a signal ends the process. Raised inside an import, an exception becomes a traceback, is
+    lost in a library that catches it, or crashes an extension module."""
+
+    def leave(name: str) -> None:
+        os.write(2, f"stopped by {name} before anything was done\n".encode())
+        os._exit(_exit_code(name == "SIGTERM", resumable))
+
+    with on_stop(leave):
+        yield
+
+
+def _exit_code(terminated: bool, resumable: bool) -> int:
+    return PREEMPTED if resumable else 143 if terminated else 130
 
 
 def _in_job() -> bool:

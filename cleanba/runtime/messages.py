@@ -40,9 +40,11 @@ def without_secrets(text: str) -> str:
     secrets = {value: name for name, value in os.environ.items() if len(value) >= 8 and _is_secret(name)}
     for value in sorted(secrets, key=len, reverse=True):  # one may begin like another
         text = text.replace(value, f"(the value of {secrets[value]})")
-    assignment = r"(\b[A-Z][A-Z0-9_]*|--[\w-]+)=([^\s'\"]+)"  # in shell, not the key=key of Python
-    text = re.sub(assignment, lambda m: f"{m[1]}=***" if _is_secret(m[1]) else m[0], text)
-    return re.sub(r"(://)[^/\s@]+@", r"\1***@", text)
+    given = (
+        r"(\b[A-Z][A-Z0-9_]*=|--[\w-]+(?:=| +(?!-)))('[^']*'|\"[^\"]*\"|[^\s'\"]+)"  # not Python's key=key
+    )
+    text = re.sub(given, lambda m: f"{m[1]}***" if _is_secret(m[1].rstrip("= ")) else m[0], text)
+    return re.sub(r"(://)[^/\s'\"]+@", r"\1***@", text)
 
 
 def _is_secret(name: str) -> bool:
@@ -85,7 +87,7 @@ class BackgroundStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        data = (GAP * self._has_gap + text).encode(self._stream.encoding, "replace")
+        data = (GAP * self._has_gap + text).encode(self._stream.encoding, "backslashreplace")
         with self._changed:
             if self._reader_gone:
                 raise BrokenPipeError("the reader of the output has gone")

@@ -28,16 +28,20 @@ def compile_act(algorithm: Algorithm) -> Callable[..., tuple[Array, State]]:
     return jax.jit(packed_act, compiler_options=compiler_options())
 
 
-def decision_like(algorithm: Algorithm, env: EnvSpec) -> Decision:
-    """Shapes and types of a decision about one environment, without the batch axis."""
+def call_like(function: Callable[..., Any], algorithm: Algorithm, env: EnvSpec) -> tuple[Any, State]:
+    """Shapes and types of what `act` or `play` gives for one environment, [1, ...]."""
 
-    def decide(key: Array) -> Decision:
+    def call(key: Array) -> tuple[Any, State]:
         obs = jax.tree.map(lambda spec: jnp.zeros((1, *spec.shape), spec.dtype), env.obs)
         zeros = jnp.zeros(1, jnp.int32)
-        state = algorithm.initial_state(1)
-        return algorithm.act(key, algorithm.init(key), obs, state, zeros > 0, zeros, zeros)[0]
+        return function(key, algorithm.init(key), obs, algorithm.initial_state(1), zeros > 0, zeros, zeros)
 
-    like = jax.eval_shape(decide, jax.random.key(0))
+    return jax.eval_shape(call, jax.random.key(0))
+
+
+def decision_like(algorithm: Algorithm, env: EnvSpec) -> Decision:
+    """Shapes and types of a decision about one environment, without the batch axis."""
+    like, _ = call_like(algorithm.act, algorithm, env)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from cleanba.agents.algorithm import Algorithm, Decision, Extra, Rollout
+from cleanba.agents.algorithm import Algorithm, Decision, Extra, Rollout, State
 from cleanba.config.batch_plan import BatchPlan
 from cleanba.config.errors import UsageError
 from cleanba.envs.spec import EnvSpec
@@ -76,17 +76,17 @@ def rollout_of_zeros(algorithm: Algorithm, plan: BatchPlan, env: EnvSpec, like: 
     )
 
 
-def difference(before: Extra, after: Extra) -> str | None:
-    """What follows "next_extra gives"."""
+def difference(before: Extra | State, after: Extra | State, first: str = "init") -> str | None:
+    """What follows "next_extra gives"; `first` is the function that gave the one before."""
     was, is_ = (
         {name or "one array": tensor_type(x.dtype, x.shape) for name, x in named_leaves(tree).items()}
         for tree in (before, after)
     )
     new, gone = (", ".join(name for name in a if name not in b) for a, b in ((is_, was), (was, is_)))
     if new or gone:
-        return f"{new or 'nothing for ' + gone}, init gave {gone or 'none of that name'}"
+        return f"{new or 'nothing for ' + gone}, {first} gave {gone or 'none of that name'}"
     for name, kind in is_.items():
         if kind != was[name]:
-            return f"{name} as {kind}, init gave {was[name]}"
+            return f"{name} as {kind}, {first} gave {was[name]}"
     new, gone = (str(jax.tree.structure(tree)) for tree in (after, before))
-    return f"{new}, init gave {gone}" if new != gone else None
+    return f"{new}, {first} gave {gone}" if new != gone else None

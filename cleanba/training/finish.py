@@ -26,7 +26,7 @@ from cleanba.runtime.command import CleanExit, need_extra
 from cleanba.runtime.files import file_name, free_bytes, write_when_possible
 from cleanba.runtime.messages import first_line, say, show
 from cleanba.runtime.tensors import byte_size
-from cleanba.training.setup import Setup, saved_like
+from cleanba.training.setup import Setup, check_state, saved_like
 
 EPISODES = 10  # of the evaluation after a run
 
@@ -48,7 +48,20 @@ def preflight(setup: Setup) -> None:
             envs.render()
     if args.upload_model:
         check_upload(args)
+    if args.save_model or args.capture_video or args.upload_model:
+        check_play(setup)
     check_room(setup)
+
+
+def check_play(setup: Setup) -> None:
+    """It is called for the first time when all training is done."""
+    env, play = setup.env, setup.algorithm.play
+    for greedy in (False, True):
+        action = check_state("play", partial(play, greedy=greedy), setup.algorithm, env)
+        if action.shape[1:] != env.action.shape:
+            raise UsageError(
+                f"play gives actions {action.shape[1:]}, those of {env.env_id} {env.action.shape}"
+            )
 
 
 def check_room(setup: Setup) -> None:

@@ -2,14 +2,14 @@
 
 import shlex
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from cleanba.agents.algorithm import Algorithm, Decision, MakeAlgorithm
+from cleanba.agents.algorithm import Act, Algorithm, Decision, MakeAlgorithm, Play
 from cleanba.algorithms import ALGORITHMS, name_of, source_digest
 from cleanba.config.batch_plan import BatchPlan
 from cleanba.config.errors import UsageError
@@ -29,10 +29,10 @@ from cleanba.runtime.devices import (
     on_accelerator,
 )
 from cleanba.runtime.tensors import named_leaves
-from cleanba.sebulba.inference import decision_like
+from cleanba.sebulba.inference import call_like, decision_like
 from cleanba.sebulba.learner import LearnerState, first_state
 from cleanba.sebulba.rollout import env_ids_of_columns
-from cleanba.sebulba.shapes import check_next_extra, trace_update
+from cleanba.sebulba.shapes import check_next_extra, difference, trace_update
 from cleanba.sebulba.sharding import PER_LEARNER, from_process_0, put_on_learners
 from cleanba.training.unused_flags import refuse, unread, watched
 
@@ -84,7 +84,7 @@ def make_setup(
     args: RunArgs, make_algorithm: MakeAlgorithm, processes: int = 1, start: StartPoint | None = None
 ) -> Setup:
     topology, plan, env = lay_out(args, processes)
-    name, (seen, read) = name_of(make_algorithm), watched(args)
+    name, (seen, read) = name_of(type(args), make_algorithm), watched(args)
     is_own, start = name not in ALGORITHMS, start or StartPoint(args)
     algorithm = make_algorithm(seen if is_own else args, env, plan)
     check_devices_exist(topology)
@@ -94,7 +94,7 @@ def make_setup(
     if is_own and not start.resumes and unread(args, read):  # a run of before has what it has
         trace_update(algorithm, plan, env, like)  # its functions may read them
         refuse(unread(args, read))
-    digest = source_digest(make_algorithm) if is_own else None
+    digest = source_digest(type(args), make_algorithm) if is_own else None
     return Setup(args, topology, plan, env, algorithm, name, digest, like, start)
 
 
@@ -110,14 +110,23 @@ def check_used(args: RunArgs, algorithm: Algorithm) -> None:
 
 def checked_decision(algorithm: Algorithm, env: EnvSpec) -> Decision:
     """What the engine packs, broadcasts and digests bit by bit must have four bytes per entry."""
-    like, extra = decision_like(algorithm, env), jax.eval_shape(algorithm.init, jax.random.key(0)).extra
-    for name, leaf in named_leaves({"extra": extra, **like._asdict()}).items():
+    like, published = decision_like(algorithm, env), jax.eval_shape(algorithm.init, jax.random.key(0))
+    for name, leaf in named_leaves({**published._asdict(), **like._asdict()}).items():
         if leaf.dtype.itemsize != 4:
             raise UsageError(f"the algorithm's {name} is {leaf.dtype}; give it a type of four bytes")
     theirs, ours = (like.action.shape, like.action.dtype), (env.action.shape, env.action.dtype)
     if theirs != ours:
         raise UsageError(f"the algorithm's actions are {theirs}, those of {env.env_id} {ours}")
+    check_state("act", algorithm.act, algorithm, env)
     return like
+
+
+def check_state(name: str, function: Act | Play, algorithm: Algorithm, env: EnvSpec) -> Any:
+    """It must be like `initial_state`, into which it is written. Returns what `function` gives beside it."""
+    given, state = call_like(function, algorithm, env)
+    if problem := difference(jax.eval_shape(lambda: algorithm.initial_state(1)), state, "initial_state"):
+        raise UsageError(f"the state that {name} gives has {problem}")
+    return given
 
 
 def lay_out(args: RunArgs, processes: int) -> tuple[Topology, BatchPlan, EnvSpec]:

@@ -79,7 +79,7 @@ def train(
     info = resolve_process(args)
     if args.resume in (None, AUTO):
         lay_out(args, info.processes)  # bad input is refused before waiting for other processes
-    with joined(info, args, source_digest(make_algorithm)) as job, ExitStack() as cleanup:
+    with joined(info, args, source_digest(type(args), make_algorithm)) as job, ExitStack() as cleanup:
         if job.process == 0:
             start = choose_start(args, given, job.processes, like)
             if start.previous:

@@ -97,8 +97,34 @@ def test_runs_as_json(runs_dir, capsys, monkeypatch):
     assert half["resume"].endswith("half")
 
 
+HUGE = "1" + 400 * "0"
+
+
 @pytest.mark.parametrize(
-    ("number", "shown"), [(999, "999"), (1_000, "1k"), (116_400, "116k"), (50_000_000, "50M")]
+    ("name", "before", "after"),
+    [
+        ("metrics.jsonl", '"charts/avg_episodic_return": 12.5', '"charts/avg_episodic_return": "x"'),
+        ("metrics.jsonl", '"charts/avg_episodic_return": 12.5', f'"charts/avg_episodic_return": {HUGE}'),
+        ("metrics.jsonl", '"charts/SPS": 900.0', '"charts/SPS": [1]'),
+        ("metrics.jsonl", "750000", HUGE),
+        ("args.json", '"updates": 10', f'"updates": {HUGE}'),
+        ("args.json", '"batch_size": 150000', '"batch_size": "x"'),
+        ("evaluation.json", "{}", f'{{"scores": {{"episodic_return": {HUGE}}}}}'),
+    ],
+)
+def test_one_odd_run_does_not_hide_the_others(runs_dir, capsys, monkeypatch, name, before, after):
+    path = runs_dir / "half" / name
+    text = path.read_text() if path.exists() else "{}"
+    assert before in text
+    path.write_text(text.replace(before, after))
+    for argv in (["runs", runs_dir], ["runs", runs_dir, "--json"]):
+        shown = run(capsys, monkeypatch, *argv, columns=200)
+        assert all(folder in shown for folder in ("done", "half", "lost"))
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(999, "999"), (1_000, "1k"), (116_400, "116k"), (999_499, "999k"), (999_936, "1M"), (50_000_000, "50M")],
 )
 def test_short_numbers(number, shown):
     assert cleanba_runs.short(number) == shown

@@ -3,13 +3,14 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
 from cleanba import cleanba_impala, cleanba_ppo
 from cleanba.config.errors import UsageError
-from cleanba.config.flags import RunArgs, check_ranges, parse_args
+from cleanba.config.flags import RunArgs, check_ranges, check_types, parse_args
 from cleanba.config.marks import (
     CAN_CHANGE,
     CHANGES_NO_BIT,
@@ -112,6 +113,57 @@ def test_arguments_can_be_derived_from_an_algorithms(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "of the penalty" in shown and "{auto,tiny}" in shown and "which of ours" in shown
     assert marks_of(Further)["local_num_envs"] == (CAN_CHANGE, Range(2))
+
+
+def own(kind, default):
+    return dataclasses.make_dataclass("Own", [("x", kind, default)], bases=(RunArgs,), frozen=True)()
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "words", "value"),
+    [
+        (Literal[1, 2, 3], 2, ["3"], 3),
+        (Literal["a", 1], "a", ["1"], 1),
+        (tuple[float, float], (0.9, 0.99), ["0.5", "0.6"], (0.5, 0.6)),
+        (tuple[int, ...], (), ["5", "1e1"], (5, 10)),
+        (Literal[1, 2] | None, None, ["None"], None),
+    ],
+)
+def test_kinds_of_flags(kind, default, words, value):
+    args = parse_args(own(kind, default), prog="test", description="", argv=["--x", *words])
+    assert args.x == value
+    check_types(args)  # as when it is read from a file
+    assert parse_args(own(kind, default), prog="test", description="", argv=[]).x == default
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "words", "message"),
+    [
+        (Literal[1, 2], 2, ["4"], "--x 4 is not one of 1, 2"),
+        (tuple[float, float], (0.9, 0.99), ["0.5"], "--x needs 2 values: --x FLOAT FLOAT"),
+        (list[int], None, [], r"--x cannot be of type list\[int\]; give it bool, int, .* tuple\[int, ...\]"),
+        (dict, None, [], "--x cannot be of type dict; "),
+        (Path, Path("a"), [], "--x cannot be of type pathlib.Path; "),
+        (tuple[tuple[int, ...], ...], (), [], "--x cannot be of type tuple"),
+    ],
+)
+def test_kinds_that_no_flag_can_have(kind, default, words, message):
+    with pytest.raises(UsageError, match=f"^{message}"):
+        parse_args(own(kind, default), prog="test", description="", argv=words and ["--x", *words])
+
+
+@pytest.mark.parametrize("value", [True, "2", 4, 2.0])
+def test_a_choice_from_a_file_has_its_type(value):
+    with pytest.raises(UsageError, match="^--x cannot be "):
+        check_types(dataclasses.replace(own(Literal[1, 2], 2), x=value))
+
+
+def test_a_forgotten_decorator_is_said():
+    class Args(RunArgs):
+        width: int = 64
+
+    with pytest.raises(UsageError, match=r"^class Args has flags of its own; put @dataclass\(frozen=True\)"):
+        parse_args(Args(), prog="test", description="", argv=[])
 
 
 def test_arguments_without_a_file_have_no_help():

@@ -133,8 +133,14 @@ def test_what_frame_stack_can_give_is_allowed(path):
 def test_a_network_without_end_is_refused(path):
     for change in (dict(hiddens=[1] * 100_000), dict(channels=[1] * 1000)):
         rewrite(path, args=edited(path, "args", **change))
-        with pytest.raises(UsageError, match="entries, more than 100"):
+        with pytest.raises(UsageError, match="too many layers"):
             load_model(path)
+
+
+def test_what_no_network_can_be_made_of_is_refused(path):
+    rewrite(path, args=edited(path, "args", recurrent="lstm", recurrent_width=2**50))
+    with pytest.raises(UsageError, match="has a damaged header"):
+        load_model(path)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from helpers.runs import edit_args, read_args
 
 from cleanba import cleanba_ppo
 from cleanba.config.errors import UsageError
-from cleanba.records.run_folder import read_rows
+from cleanba.records.checkpoint import saved_bytes
+from cleanba.records.run_folder import checkpoint_updates, read_rows
 
 NEWEST = "checkpoints/update-4.safetensors"
 
@@ -56,12 +57,28 @@ def test_the_folder_of_another_user_is_not_resumed(killed, monkeypatch, capsys):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
-@pytest.mark.parametrize("name", ["", "metrics.jsonl", NEWEST])
+@pytest.mark.parametrize("name", ["", "args.json", "metrics.jsonl", "checkpoints", NEWEST])
 def test_what_belongs_to_another_user_is_not_resumed(killed, name):
     for path in (killed / "checkpoints").glob("update-[123].*"):
         path.unlink()
     os.chown(killed / name, 65534, -1)
     with pytest.raises(UsageError, match="belongs to another user"):
+        resume(killed)
+
+
+def test_checkpoints_that_no_run_writes_are_passed_over(killed):
+    (killed / "checkpoints/update-9.safetensors").symlink_to("nowhere")
+    (killed / "checkpoints/update-007.safetensors").write_text("")
+    assert checkpoint_updates(killed)[0] == 9 and saved_bytes(killed) > 0
+    assert resume(killed).update == 4
+
+
+def test_options_and_layers_without_end_are_refused(killed):
+    edit_args(killed, env_options="[" * 100_000)
+    with pytest.raises(UsageError, match="is not JSON"):
+        resume(killed)
+    edit_args(killed, env_options="{}", hiddens=[8] * 100_000)
+    with pytest.raises(UsageError, match="--hiddens has 100000 values; give at most 64"):
         resume(killed)
 
 

@@ -52,6 +52,10 @@ def test_secrets_in_commands_and_addresses_are_hidden():
         "HF_TOKEN=*** WANDB_MODE=offline python a.py --seed=1"
     )
     assert without_secrets("--hub-token=abc --key-path=a") == "--hub-token=*** --key-path=a"
+    assert without_secrets("--hub-token abc --key-path a") == "--hub-token *** --key-path a"
+    assert without_secrets("--hub-token --seed 1") == "--hub-token --seed 1"
+    assert without_secrets("HF_TOKEN='a b' A_KEY=\"c d\" x='e'") == "HF_TOKEN=*** A_KEY=*** x='e'"
+    assert without_secrets("http://me:p@w@host/a") == "http://***@host/a"
     assert without_secrets("    params = init(key=key)") == "    params = init(key=key)"  # of a traceback
     assert (
         without_secrets("'https://ghp_x@host/a' http://me:pw@host:9/")

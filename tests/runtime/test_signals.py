@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from helpers.runs import REPO
@@ -129,7 +130,7 @@ def test_ctrl_c_while_python_imports_is_one_line(tmp_path):
         f"import sys; sys.argv[1:] = ['train', '{tmp_path}/slow.py']; import cleanba.cli as c; c.main()"
     )
     command.send_signal(signal.SIGINT)
-    assert end(command) == (75, "", "stopped by SIGINT\n")
+    assert end(command) == (75, "", "stopped by SIGINT before anything was done\n")
 
 
 # ------------------------------------------------------------------------------------ while Python imports
@@ -144,27 +145,36 @@ except BaseException:  # as a library may have it
 print("imported")
 """
 TOOLS = {module.rpartition(".")[2] for module, _ in COMMANDS.values()}
-SCRIPTS = [path.name for path in sorted((REPO / "cleanba").glob("cleanba_*.py")) if path.stem not in TOOLS]
+SCRIPTS = [[path] for path in sorted((REPO / "cleanba").glob("cleanba_*.py")) if path.stem not in TOOLS]
+
+
+CLEANBA = ["-m", "cleanba"]
 
 
 @pytest.mark.parametrize(
-    ("script", "name"),
+    ("command", "name", "code"),
     [
-        *((script, "SIGINT") for script in SCRIPTS),
-        ("cleanba_ppo.py", "SIGTERM"),
-        ("cleanba_ppo.py", "SIGUSR1"),
+        *((script, "SIGINT", 75) for script in SCRIPTS),
+        ([REPO / "cleanba/cleanba_ppo.py"], "SIGTERM", 75),
+        ([REPO / "cleanba/cleanba_ppo.py"], "SIGUSR1", 75),
+        ([*CLEANBA, "ppo"], "SIGINT", 75),
+        ([*CLEANBA, "ppo-fit"], "SIGTERM", 75),
+        ([*CLEANBA, "train", REPO / "examples/a2c.py"], "SIGINT", 75),
+        ([*CLEANBA, "eval"], "SIGINT", 130),
+        ([*CLEANBA, "bench"], "SIGTERM", 143),
     ],
+    ids=lambda value: " ".join(Path(word).name for word in value) if isinstance(value, list) else None,
 )
-def test_a_training_script_can_be_stopped_while_it_imports(tmp_path, script, name):
+def test_a_command_can_be_stopped_while_it_imports(tmp_path, command, name, code):
     (tmp_path / "jax.py").write_text(INTERRUPTED_IMPORT.format(name=name))
-    command = subprocess.Popen(
-        [sys.executable, REPO / "cleanba" / script],
+    process = subprocess.Popen(
+        [sys.executable, *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{REPO}"},
     )
-    assert end(command) == (75, "", f"stopped by {name} before anything was done\n")
+    assert end(process) == (code, "", f"stopped by {name} before anything was done\n")
 
 
 EARLY = """

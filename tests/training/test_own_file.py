@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from helpers.runs import REPO, edit_args, read_args
@@ -136,3 +137,88 @@ def test_a_run_of_before_that_has_such_a_flag_resumes(train_file):
 def test_the_example_says_what_it_cannot_do(train_file, flags, message):
     with pytest.raises(UsageError, match=f"^a2c is {message}$"):
         train_file(**flags)
+
+
+def write_own(text, path=Path("own.py")):
+    path.write_text(text)
+    return load_algorithm(str(path))
+
+
+DERIVED = """
+from dataclasses import dataclass
+from a2c import {imported}
+
+{own}
+"""
+OWN_ARGS = """
+@dataclass(frozen=True)
+class Args({base}):
+    beta: float = 0.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("imported", "own"),
+    [
+        ("make_algorithm, Args as Theirs", OWN_ARGS.format(base="Theirs")),
+        ("Args, make_algorithm as theirs", "def make_algorithm(*inputs):\n    return theirs(*inputs)"),
+        ("Args, make_algorithm as theirs", "from functools import partial\nmake_algorithm = partial(theirs)"),
+    ],
+)
+def test_a_file_with_parts_of_another_is_the_one_that_is_recorded(train_file, tmp_path, imported, own):
+    shutil.copy(FILE, "a2c.py")
+    module = write_own(DERIVED.format(imported=imported, own=own))
+    if "partial" in own:  # of which Python does not know the file; its arguments have one
+        module = write_own(Path("own.py").read_text() + OWN_ARGS.format(base="Args"))
+    run_dir = train(module.Args(**SMALL, width=8, total_timesteps=64), module.make_algorithm).run_dir
+    record = read_args(run_dir)
+    assert record["algorithm"] == "own.py"
+    assert record["parts"][0]["algorithm_file"] == f"{crc32(Path('own.py').read_bytes()):08x}"
+
+
+STATE = """
+def make_algorithm(args, env, plan):
+    algorithm = a2c.make_algorithm(args, env, plan)
+    def act(*inputs):
+        decision, state = algorithm.act(*inputs[:3], (), *inputs[4:])
+        return decision, {act}
+    def play(*inputs, greedy):
+        action, state = algorithm.play(*inputs[:3], (), *inputs[4:], greedy=greedy)
+        return action{play}, inputs[3]
+    def init(key):
+        published = algorithm.init(key)
+        return published._replace(params=jax.tree.map(lambda x: x.astype("{dtype}"), published.params))
+    def initial_state(n):
+        return jnp.zeros((n, 3), jnp.int32)
+    return algorithm._replace(act=act, play=play, init=init, initial_state=initial_state)
+"""
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({}, None),
+        (
+            dict(act="inputs[3] + 0.5"),
+            r"the state that act gives has one array as float32 \(1, 3\), ini",
+        ),
+        (
+            dict(act="inputs[3][:, :1]"),
+            r"the state that act gives has one array as int32 \(1, 1\), ini",
+        ),
+        (dict(act="(inputs[3], 0)"), "the state that act gives has 0, 1, initial_state gave one array"),
+        (dict(play="[..., None]"), r"play gives actions \(1,\), those of CartPole-v1 \(\)"),
+        (dict(dtype="bfloat16"), "the algorithm's params/.*bfloat16; give it a type of four bytes"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_the_first_step(train_file, replaced, message):
+    shutil.copy(FILE, "a2c.py")
+    parts = dict(act="inputs[3]", play="", dtype="float32") | replaced
+    text = "import a2c, jax, jax.numpy as jnp\nfrom a2c import Args\n"
+    module = write_own(text + STATE.format(**parts))
+    args = module.Args(**SMALL, width=8, total_timesteps=64, save_model=True)
+    if message is None:
+        assert train(args, module.make_algorithm).last_row["update"] == 1
+        return
+    with pytest.raises(UsageError, match=f"^{message}"):
+        train(args, module.make_algorithm)
