@@ -35,7 +35,7 @@ class RunRecorder:
     rows: RowBuilder
     metrics: MetricsFile
     events: TensorBoard
-    writers: list[Writer]  # `metrics` and `events` are among them
+    writers: list[Writer]  # all but `metrics`; `events` is among them
     checkpoints: CheckpointManager
     key: np.ndarray  # the data of the run's key
     resumes: int
@@ -49,12 +49,18 @@ class RunRecorder:
 
     def write(self, update_result: UpdateResult, reports: list[ProcessReport]) -> Row:
         row = self.rows.make(update_result, reports)
+        self.metrics.write(row)
+        self.last = Progress(update_result.state, row, self.rows.recent)  # also if another writer fails now
         for writer in self.writers:
             writer.write(row)
-        self.last = Progress(update_result.state, row, self.rows.recent)
         if self.checkpoints.is_due:
             self.save()
         return row
+
+    def write_scores(self, row: Row) -> None:
+        """Of the evaluation after the training."""
+        for writer in (self.metrics, *self.writers):
+            writer.write(row)
 
     @property
     def run_dir(self) -> Path:

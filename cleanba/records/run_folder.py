@@ -68,6 +68,11 @@ def remake_run_dir(args: RunArgs, run_dir: Path) -> Path:
         return make_run_dir(args)
 
 
+def remove_if_empty(run_dir: Path) -> None:
+    with suppress(OSError):  # it is not
+        run_dir.rmdir()
+
+
 def is_finished(run_dir: Path) -> bool:
     return (run_dir / FINISHED).exists()
 

@@ -109,8 +109,7 @@ def evaluate_outcome(
             say(f"the video failed: {video.problem}")
         evaluation.save(recorder.locate() / EVALUATION)
         scores = {f"eval/{name}": value for name, value in evaluation.scores().items()}
-        for writer in recorder.writers:
-            writer.write({"global_step": model.steps} | scores)
+        recorder.write_scores({"global_step": model.steps} | scores)
         outcome = outcome._replace(evaluation=evaluation)
     return keep_again(args, outcome, recorder)
 

@@ -41,7 +41,7 @@ def open_recorder(
         mark_unfinished(run_dir)
         logged_until, resumed_at = metrics.cut_after(checkpoint.update), checkpoint.row["global_step"]
         last = Progress(cast(LearnerState, threads.loop.first_state), checkpoint.row, checkpoint.recent)
-    writers: list[Writer] = [metrics]
+    writers: list[Writer] = []
     if args.track:
         tracked = start_tracking(setup, run_dir, record, tracker, logged_until)
         show(console, f"tracking {tracked.where}")

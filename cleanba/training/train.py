@@ -24,7 +24,7 @@ from cleanba.records.recorder import Progress, RunRecorder
 from cleanba.records.resume import AUTO, StartPoint, choose_start
 from cleanba.records.row import Row
 from cleanba.records.row_builder import ProcessReport
-from cleanba.records.run_folder import make_run_dir, mark_finished
+from cleanba.records.run_folder import make_run_dir, mark_finished, remove_if_empty
 from cleanba.runtime.command import CleanExit, command
 from cleanba.runtime.compilation_cache import use_compilation_cache
 from cleanba.runtime.determinism import make_deterministic
@@ -125,6 +125,7 @@ def run_coordinator(
         show(console, line)
     preflight(setup)
     run_dir = previous.run_dir if previous else make_run_dir(args)
+    cleanup.callback(remove_if_empty, run_dir)  # stopped before anything was recorded
     profiler = Profiler(run_dir / PROFILE, setup.start.update, plan.updates) if args.profile else None
     threads = make_threads(setup, job, cleanup, profiler)
     recorder = open_recorder(setup, run_dir, threads, cleanup, console)

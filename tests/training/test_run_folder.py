@@ -16,6 +16,7 @@ from cleanba.evaluation.model import load_model
 from cleanba.records import checkpoint
 from cleanba.records.recorder import RunRecorder
 from cleanba.runtime.command import CleanExit
+from cleanba.runtime.signals import Stopped
 
 ALL = [1, 2, 3, 4, 5]
 
@@ -147,3 +148,22 @@ def test_a_disk_without_room_is_refused_before_the_training(run, monkeypatch, tm
     with pytest.raises(UsageError, match="room for 0.0 MiB, but 101 checkpoints and the model need 0.2 MiB;"):
         run(keep_checkpoints=100)
     assert not tmp_path.exists()
+
+
+def test_a_run_that_stops_before_it_records_anything_leaves_no_folder(run, monkeypatch, tmp_path):
+    def stopped(*_):
+        raise Stopped("SIGINT")
+
+    monkeypatch.setattr("cleanba.training.train.make_threads", stopped)
+    with pytest.raises(Stopped):
+        run()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_whose_name_is_not_utf_8(run, tmp_path):
+    runs_dir = os.fsdecode(bytes(tmp_path) + b"/r\xff")
+    run_dir = run(runs_dir=runs_dir, save_model=True)[0].run_dir
+    assert b"r\xff/CartPole" in os.fsencode(run_dir)
+    assert load_model(next(run_dir.glob("*.cleanrl_model"))).steps == 5 * 16 * 4
+    outcome, rows = run(resume=str(run_dir), runs_dir=runs_dir, total_timesteps=6 * 16 * 4)
+    assert outcome.run_dir == run_dir and len([row for row in rows if "update" in row]) == 6
