@@ -7,6 +7,7 @@ from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cleanba.algorithms import ALGORITHMS
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import Args, RunArgs, check_types, flag, with_tuples
 from cleanba.config.marks import CAN_CHANGE, ONLY_LOGS, marked
@@ -55,20 +56,26 @@ class StartPoint(NamedTuple):
 
 
 def choose_start(
-    args: RunArgs, given: Set[str] | None, processes: int, like: Callable[[RunArgs], Saved]
+    args: RunArgs,
+    given: Set[str] | None,
+    processes: int,
+    algorithm: str,
+    like: Callable[[RunArgs], Saved],
 ) -> StartPoint:
     """`given` names the flags on the command line; a resumed run takes the others from its record. None: all
-    are given. `like` returns the shapes and dtypes that a run with these arguments saves."""
+    are given. `algorithm` is the name of this command's; `like` returns the shapes and dtypes that a run with
+    these arguments saves."""
     if args.resume is None:
         return StartPoint(args)
     if args.resume != AUTO:
         run_dir = _from_here(Path(args.resume).resolve())
         _check_owner(run_dir)
-        return _resume_from(run_dir, args, given, processes, like)
+        return _resume_from(run_dir, args, given, processes, algorithm, like)
     for run_dir in _runs_newest_first(args):
         try:
             _check_owner(run_dir)
-            return _resume_from(run_dir, args, _given_for_auto(run_dir, args), processes, like)
+            given = _given_for_auto(run_dir, args)
+            return _resume_from(run_dir, args, given, processes, algorithm, like)
         except OtherRun:
             continue
         except (NothingSaved, DamagedRecord) as reason:
@@ -141,9 +148,15 @@ def _given_for_auto(run_dir: Path, args: RunArgs) -> Set[str]:
 
 
 def _resume_from(
-    run_dir: Path, args: RunArgs, given: Set[str] | None, processes: int, like: Callable[[RunArgs], Saved]
+    run_dir: Path,
+    args: RunArgs,
+    given: Set[str] | None,
+    processes: int,
+    algorithm: str,
+    like: Callable[[RunArgs], Saved],
 ) -> StartPoint:
     record = _read_record(run_dir)
+    _check_algorithm(run_dir, record, algorithm)
     args = _merge(run_dir, record, args, given, processes)
     _check_contents(run_dir)
     metrics = MetricsFile(run_dir)
@@ -174,6 +187,17 @@ def _read_record(run_dir: Path) -> dict[str, Any]:
     if type(num_envs) is not int or num_envs < 1 or not isinstance(run_id, str | None):
         raise DamagedRecord(f"{run_dir} has a damaged {ARGS}")
     return record
+
+
+def _check_algorithm(run_dir: Path, record: dict[str, Any], algorithm: str) -> None:
+    """One of Cleanba's does not go on with a run of another. Files of one's own may have been moved; what has
+    changed in them is said when the run goes on."""
+    recorded = str(record.get("algorithm", algorithm))
+    if recorded != algorithm and {recorded, algorithm} & ALGORITHMS.keys():
+        raise OtherRun(
+            f"{run_dir} is a run of {printable(recorded)}, not of {algorithm}; "
+            "resume it with the command that started it"
+        )
 
 
 def _merge(run_dir: Path, record: dict[str, Any], args: Args, given: Set[str] | None, processes: int) -> Args:

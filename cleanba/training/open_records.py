@@ -19,7 +19,7 @@ from cleanba.records.terminal import Terminal
 from cleanba.records.wandb_logger import WeightsAndBiases
 from cleanba.runtime.determinism import circumstances
 from cleanba.runtime.files import OpenFolder
-from cleanba.runtime.messages import say, show
+from cleanba.runtime.messages import printable, say, show
 from cleanba.sebulba.learner import LearnerState
 from cleanba.sebulba.rollout import digested_names
 from cleanba.training.setup import Setup
@@ -121,15 +121,22 @@ def write_args(setup: Setup, run_dir: Path) -> dict[str, Any]:
     }
     if setup.source_digest:
         part["algorithm_file"] = setup.source_digest
-        before = previous.record["parts"][-1:] if previous else []
-        if any(x.get("algorithm_file") not in (None, setup.source_digest) for x in before):
-            say(f"{setup.algorithm_name} has changed since the last part of this run, which goes on with it")
+        if previous:
+            say_if_changed(setup, previous.record)
     record = make_record(resolved, part, previous.record if previous else None)
     try:
         write_record(run_dir, record)
     except OSError as error:
         raise UsageError(f"{run_dir} cannot be written ({error.strerror})") from error
     return record
+
+
+def say_if_changed(setup: Setup, record: dict[str, Any]) -> None:
+    """A run may go on with another version of its algorithm's file, or with another file."""
+    if any(part.get("algorithm_file") not in (None, setup.source_digest) for part in record["parts"][-1:]):
+        name, before = setup.algorithm_name, str(record.get("algorithm"))
+        changed = "has changed" if name == before else f"has replaced {printable(before)}"
+        say(f"{name} {changed} since the last part of this run, which goes on with it")
 
 
 def start_tracking(

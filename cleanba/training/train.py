@@ -11,7 +11,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from cleanba.agents.algorithm import MakeAlgorithm
-from cleanba.algorithms import source_digest
+from cleanba.algorithms import name_of, source_digest
 from cleanba.config.flags import RunArgs, given_flags, parse_args
 from cleanba.distributed.job import Job
 from cleanba.distributed.process_info import resolve_process
@@ -81,7 +81,8 @@ def train(
         lay_out(args, info.processes)  # bad input is refused before waiting for other processes
     with joined(info, args, source_digest(type(args), make_algorithm)) as job, ExitStack() as cleanup:
         if job.process == 0:
-            start = choose_start(args, given, job.processes, like)
+            name = name_of(type(args), make_algorithm)
+            start = choose_start(args, given, job.processes, name, like)
             if start.previous:
                 cleanup.callback(start.previous.metrics.close)
             job.broadcast(start.to_others())

@@ -15,8 +15,8 @@ def saved_by_ppo(args):
     return saved_like(cleanba_ppo.make_algorithm(args, env, plan))
 
 
-def start_of(args, given):
-    start = choose_start(args, given, 1, saved_by_ppo)
+def start_of(args, given, algorithm="ppo"):
+    start = choose_start(args, given, 1, algorithm, saved_by_ppo)
     if start.previous:
         start.previous.metrics.close()
     return start
@@ -30,7 +30,8 @@ def resume(run_dir, flags="", algorithm=cleanba_ppo):
     return start_of(algorithm.Args(resume=str(run_dir), **typed), given_flags(flags.split()))
 
 
-def resume_auto(run_dir, **changes):
+def resume_auto(run_dir, algorithm="ppo", **changes):
     """`--resume auto` with the flags of this run, changed."""
     flags = with_tuples(read_args(run_dir)["args"]) | changes
-    return start_of(cleanba_ppo.Args(**flags | dict(resume="auto", runs_dir=str(run_dir.parent))), set())
+    args = cleanba_ppo.Args(**flags | dict(resume="auto", runs_dir=str(run_dir.parent)))
+    return start_of(args, set(), algorithm)

@@ -5,10 +5,10 @@ import json
 import shutil
 
 import pytest
-from helpers.resuming import resume
+from helpers.resuming import resume, resume_auto, start_of
 from helpers.runs import edit_args, read_args
 
-from cleanba import cleanba_impala
+from cleanba import cleanba_impala, cleanba_ppo
 from cleanba.config.errors import UsageError
 from cleanba.training.open_records import change_of_processes
 
@@ -81,6 +81,27 @@ def test_a_run_of_another_algorithm_is_refused(killed):
     (killed / "args.json").write_text(json.dumps(record))
     with pytest.raises(UsageError, match="is a run of another algorithm, by its arguments .*--clip-coef"):
         resume(killed)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "algorithm", "said"),
+    [
+        ("my/own.py", "ppo", "is a run of my/own.py, not of ppo; resume it with the command that started it"),
+        ("ppo", "my/own.py", "is a run of ppo, not of my/own.py"),
+        ("my/own.py", "moved/own.py", ""),
+    ],
+)
+def test_a_run_of_another_algorithm_with_the_same_flags_is_refused(killed, recorded, algorithm, said):
+    record = read_args(killed) | {"algorithm": recorded}
+    (killed / "args.json").write_text(json.dumps(record))
+    args = cleanba_ppo.Args(resume=str(killed))
+    if said:
+        with pytest.raises(UsageError, match=said):
+            start_of(args, set(), algorithm)
+        assert resume_auto(killed, algorithm).previous is None
+    else:
+        assert start_of(args, set(), algorithm).previous.run_dir.name == killed.name
+        assert resume_auto(killed, algorithm).previous.run_dir.name == killed.name
 
 
 def test_a_flag_newer_than_the_run_has_its_default(killed):
