@@ -1,5 +1,6 @@
 """`cleanba launch a0-l1,2,3-d2 ppo …`: run all processes of a layout on this machine."""
 
+import ast
 import os
 import queue
 import signal
@@ -42,6 +43,7 @@ Ctrl-C after that kills them."""
 LAYOUT_FLAGS = ("--actor-device-ids", "--learner-device-ids", "--distributed", "--no-distributed")
 EXIT_SECONDS = 10.0  # for the others to exit by themselves after one has failed
 MIN_CORES = 4  # per process, for cores to be pinned at all
+STARTING = ("main", "run_command", "train")  # functions that a script calls
 MAX_ERROR_LINES = 200  # kept per process, to be repeated at the end
 
 
@@ -113,9 +115,20 @@ def command_lines(
 def _start_of_file(path: Path) -> list[str]:
     """A script, or an algorithm that leaves starting it to `cleanba train`."""
     text = path.read_text(errors="replace") if path.is_file() else ""
-    starts_itself = any(call in text for call in ("__main__", "main(", "run_command(", "train("))
-    is_algorithm = "make_algorithm" in text and not starts_itself
+    is_algorithm = "make_algorithm" in text and not starts_itself(text)
     return ["-m", "cleanba", "train", str(path)] if is_algorithm else [str(path)]
+
+
+def starts_itself(text: str) -> bool:
+    """Whether a file, when it is run, calls what trains: outside of its functions and classes."""
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError:  # Python will say so
+        return True
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    run = [x for x in statements if not isinstance(x, definitions)]
+    called = [x.func for statement in run for x in ast.walk(statement) if isinstance(x, ast.Call)]
+    return any(getattr(f, "id", getattr(f, "attr", "")) in STARTING for f in called)
 
 
 def assign_devices(topology: Topology) -> list[dict[str, str]]:

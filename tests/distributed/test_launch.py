@@ -64,6 +64,24 @@ def test_the_layout_becomes_flags_and_variables(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("last", "is_started"),
+    [
+        ("", False),
+        ("def domain(x):\n    return pretrain(x)\n", False),
+        ("def main():\n    run_command(Args(), make_algorithm)\n", False),
+        ('if __name__ == "__main__":\n    main()\n', True),
+        ("outcome = cleanba.train(make_algorithm)\n", True),
+        ("a line that Python will refuse\n", True),
+    ],
+)
+def test_an_algorithm_that_does_not_start_itself_is_started(tmp_path, last, is_started):
+    file = tmp_path / "own.py"
+    file.write_text(f"def make_algorithm(args, env, plan):\n    return train(main(env))\n\n\n{last}")
+    argv = command_lines(Topology.parse("a0-l0-d1"), str(file), [])[0][0]
+    assert argv[1:5] == ([str(file), *argv[2:5]] if is_started else ["-m", "cleanba", "train", str(file)])
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["a0-l1", "dqn"], "cannot start 'dqn'; give ppo, impala, a preset or a .py file"),
