@@ -205,7 +205,7 @@ def _encoder(space: Any) -> Callable[[Any], Any]:
             parts = {name: (_path(name), _encoder(part)) for name, part in flat_entries(space).items()}
             return lambda obs: {name: encode(path(obs)) for name, (path, encode) in parts.items()}
         case _:
-            dtype = four_bytes(space.dtype)
+            dtype = four_bytes(space)
             return lambda obs: obs.astype(dtype, copy=False)
 
 

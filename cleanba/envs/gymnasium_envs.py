@@ -8,6 +8,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -21,7 +22,7 @@ from cleanba.config.flags import RunArgs
 from cleanba.envs.gymnasium_make import VECTOR, Recipe, find_spec, make_env, make_vector_env
 from cleanba.envs.shared_rows import OBS, layout, with_bool_mask
 from cleanba.envs.spaces import action_spec, obs_specs, parse_options
-from cleanba.envs.spec import ArraySpec, EnvSpec, EnvStep
+from cleanba.envs.spec import ACTION_MASK, ArraySpec, EnvSpec, EnvStep
 from cleanba.envs.worker import to_action
 from cleanba.envs.worker_job import Job
 from cleanba.envs.workers import Workers
@@ -114,6 +115,12 @@ def describe(env_id: str, options: dict[str, Any]) -> EnvSpec:
     # Colours are stacked along the last axis, and a height may happen to be the depth of the stack.
     if isinstance(obs, ArraySpec) and obs.is_image and obs.shape[0] == stack and obs.shape[2] != 3 * stack:
         obs = ArraySpec(obs.shape, obs.dtype, stack)
+    mask = obs.get(ACTION_MASK) if isinstance(obs, dict) else None
+    if mask is not None and action.kind == "discrete" and mask.shape != (action.n,):
+        raise UsageError(
+            f"--env-id {env_id} has an action_mask of shape {mask.shape}; it needs one entry "
+            f"for each of the {action.n} actions"
+        )
     return EnvSpec("gymnasium", env_id, options, with_bool_mask(obs, action.n), action)
 
 
@@ -236,7 +243,8 @@ _known_spaces: dict[tuple[int, str], tuple[Any, ...]] = {}
 def _spaces_of_new(env_id: str, recipe: Recipe) -> tuple[Any, Any, Any]:
     """And the images per second in its metadata."""
     try:
-        env: Any = make_vector_env(recipe, 1) if recipe.is_vector else make_env(recipe)
+        with redirect_stdout(sys.stderr):  # standard output belongs to the command
+            env: Any = make_vector_env(recipe, 1) if recipe.is_vector else make_env(recipe)
     except UsageError:
         raise
     except (gymnasium.error.Error, TypeError) as error:

@@ -10,12 +10,20 @@ from cleanba.config.errors import UsageError
 from cleanba.config.flags import with_tuples
 from cleanba.envs.spec import ActionSpec, ArraySpec
 
-FOUR_BYTES = {np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.int64): np.dtype(np.int32)}
+
+def four_bytes(space: Any) -> np.dtype:
+    """What an array of this space becomes, as JAX has no wider numbers unless asked. Whole numbers that 32
+    bits cannot hold become floats, instead of wrapping around."""
+    if space.dtype.itemsize < 8:
+        return space.dtype
+    fits = space.dtype.kind != "f" and np.all(np.abs(_bounds(space)) <= np.iinfo(np.int32).max)
+    return np.dtype(np.int32 if fits else np.float32)
 
 
-def four_bytes(dtype: Any) -> np.dtype:
-    """JAX has no wider numbers unless asked."""
-    return FOUR_BYTES.get(np.dtype(dtype), np.dtype(dtype))
+def _bounds(space: Any) -> np.ndarray:
+    if isinstance(space, spaces.Box):
+        return np.array([space.low, space.high], np.float64)
+    return np.ravel(getattr(space, "nvec", 1))
 
 
 def obs_specs(env_id: str, space: Any) -> Any:
@@ -26,7 +34,7 @@ def obs_specs(env_id: str, space: Any) -> Any:
         case spaces.Dict():
             return {name: obs_specs(env_id, part) for name, part in flat_entries(space).items()}
         case spaces.Box() | spaces.MultiBinary() | spaces.MultiDiscrete():
-            return ArraySpec(space.shape, four_bytes(space.dtype))
+            return ArraySpec(space.shape, four_bytes(space))
         case _:
             raise UsageError(
                 f"--env-id {env_id} has {type(space).__name__} observations, which no network here can see; "

@@ -115,7 +115,8 @@ class Workers:
         how = f"exited with code {status}" if exited else f"was killed by {signal.Signals(status).name}"
         if current >= 0:
             return EnvError(self._env_id, current, f"has ended its worker process, which {how}")
-        return EnvError(self._env_id, index, f"has lost its worker process {process.pid}, which {how}")
+        first = self._job.own(index).start
+        return EnvError(self._env_id, first, f"has lost its worker process {process.pid}, which {how}")
 
     def close(self) -> None:
         os.eventfd_write(self._closing, 1)

@@ -58,10 +58,9 @@ def check_play(setup: Setup) -> None:
     env, play = setup.env, setup.algorithm.play
     for greedy in (False, True):
         action = check_state("play", partial(play, greedy=greedy), setup.algorithm, env)
-        if action.shape[1:] != env.action.shape:
-            raise UsageError(
-                f"play gives actions {action.shape[1:]}, those of {env.env_id} {env.action.shape}"
-            )
+        theirs, ours = (action.shape[1:], action.dtype), (env.action.shape, env.action.dtype)
+        if theirs != ours:
+            raise UsageError(f"play gives actions {theirs}, those of {env.env_id} are {ours}")
 
 
 def check_room(setup: Setup) -> None:

@@ -6,12 +6,14 @@ from contextlib import closing
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from helpers.own_envs import LENGTH, Cue
 
 from cleanba.cleanba_ppo import Args
 from cleanba.config.errors import UsageError
 from cleanba.envs import gymnasium_envs
 from cleanba.envs.factory import env_spec, make_envs
+from cleanba.envs.spaces import obs_specs
 from cleanba.envs.spec import ActionSpec, ArraySpec
 
 CUE = "helpers.own_envs:Cue-v0"
@@ -98,6 +100,33 @@ def test_spaces_of_every_kind():
         envs.send(np.array([[0, 1, 2, 9], [-9, 0, 0, 0]], np.float32), first.env)
         obs = envs.receive().obs["c"]
         assert obs.tolist() == [[[0, 1], [2, 2]], [[-1, 0], [0, 0]]]  # clipped to the bounds
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype"),
+    [
+        (spaces.Box(0, 7, (2,), np.int64), np.int32),
+        (spaces.Box(-(2**31) + 1, 2**31 - 1, (2,), np.int64), np.int32),
+        (spaces.Box(0, 2**40, (2,), np.int64), np.float32),
+        (spaces.Box(0, 2**33, (2,), np.uint64), np.float32),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float64), np.float32),
+        (spaces.Box(-9, 9, (2,), np.int16), np.int16),
+        (spaces.MultiDiscrete([3, 4]), np.int32),
+        (spaces.MultiBinary(2), np.int8),
+    ],
+)
+def test_whole_numbers_that_do_not_fit_into_32_bits_become_floats(space, dtype):
+    assert obs_specs("Own-v0", space) == ArraySpec((2,), np.dtype(dtype))
+
+
+def test_a_mask_of_another_length_is_refused():
+    class Masked(Cue):
+        observation_space = spaces.Dict(action_mask=spaces.MultiBinary(4), cue=Cue.observation_space)
+
+    gymnasium_envs.register("Masked-v0", Masked)
+    needs = r"action_mask of shape \(4,\); it needs one entry for each of the 3 actions"
+    with pytest.raises(UsageError, match=needs):
+        spec("Masked-v0")
 
 
 def test_rewards_are_scaled_and_clipped_for_learning_only():

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from helpers.leftovers import children, still_running
+from helpers.own_envs import Cue
 from helpers.runs import REPO
 
 from cleanba.cleanba_ppo import Args
@@ -103,12 +104,15 @@ def test_an_entry_that_is_missing_in_an_observation_is_named():
 
 
 def test_a_worker_that_somebody_kills_is_noticed_while_idle():
+    """It is named by the first of its environments: the second worker has 4 to 7."""
     before = children()
-    with faulty("") as envs:
+    with faulty("", seeds=range(8)) as envs:
         play(envs, steps=1)
         envs.receive()
         os.kill(max(children() - before), signal.SIGKILL)
-        with pytest.raises(EnvError, match=r"has (lost|ended) its worker process.*killed by SIGKILL"):
+        with pytest.raises(
+            EnvError, match=r"^environment 4 of .* has lost its worker process.*killed by SIGKILL"
+        ):
             envs.receive()  # nothing was sent, so nothing else can come
 
 
@@ -126,6 +130,18 @@ def test_what_environments_print_goes_to_standard_error(capfd):
         play(envs, steps=5)
     out, err = capfd.readouterr()
     assert out == "" and err == "a line of the environment's own\n"
+
+
+def test_what_is_printed_while_the_spaces_are_looked_at_goes_to_standard_error(capfd):
+    register("Talkative-v0", Talkative)
+    env_spec(Args(env_id="Talkative-v0", env_backend="gymnasium"))
+    assert capfd.readouterr() == ("", "made\n")
+
+
+class Talkative(Cue):
+    def __init__(self, **how):
+        print("made")
+        super().__init__(**how)
 
 
 def test_the_copy_that_an_environment_has_forked_ends():

@@ -207,7 +207,11 @@ def make_algorithm(args, env, plan):
             r"the state that act gives has one array as int32 \(1, 1\), ini",
         ),
         (dict(act="(inputs[3], 0)"), "the state that act gives has 0, 1, initial_state gave one array"),
-        (dict(play="[..., None]"), r"play gives actions \(1,\), those of CartPole-v1 \(\)"),
+        (
+            dict(play="[..., None]"),
+            r"play gives actions \(\(1,\), dtype\('int32'\)\), those of CartPole-v1 are \(\(\), ",
+        ),
+        (dict(play=".astype(float)"), r"play gives actions \(\(\), dtype\('float32'\)\)"),
         (dict(dtype="bfloat16"), "the algorithm's params/.*bfloat16; give it a type of four bytes"),
     ],
 )
