@@ -36,7 +36,7 @@ from cleanba.envs.frame_stack import stack_up
 from cleanba.runtime.compilation import compiler_options
 from cleanba.runtime.devices import LEARNERS
 from cleanba.runtime.tensors import tensor_names
-from cleanba.sebulba.channel import DevicePriority
+from cleanba.sebulba.channel import ChannelClosed, DevicePriority
 from cleanba.sebulba.sharding import (
     ENV_SHARDED,
     PER_LEARNER,
@@ -125,6 +125,7 @@ class Learner:
         self._priority = priority  # of actors that use the same device at the same time
         self._max_in_flight = 1 if priority else MAX_IN_FLIGHT  # an actor waits for one chunk at most
         self.chunks_done = 0  # gradient programs started, for whoever watches the progress
+        self.abandoned = False  # set to leave an update that nobody waits for
         self.stop = (
             False  # set to stop; the vote travels with the gradients, so all processes see it together
         )
@@ -226,6 +227,8 @@ class Learner:
         """The first chunk's sums, plus the second's, and so on, with few chunks in flight at a time."""
         sums: Any = None
         for chunk in range(self._plan.chunks):
+            if self.abandoned:
+                raise ChannelClosed
             if len(in_flight) == self._max_in_flight:
                 jax.block_until_ready(in_flight.popleft())
             if self._priority:

@@ -1,5 +1,6 @@
 """From a setup to threads that are ready to start."""
 
+import threading
 from contextlib import ExitStack
 from functools import partial
 
@@ -50,7 +51,7 @@ def make_threads(setup: Setup, job: Job, cleanup: ExitStack, profiler: Profiler 
         profiler=profiler,
     )
     threads = ThreadGroup(
-        channels, loop, actors, progress, args.stuck_seconds, jax.random.key_data(key), threads=[]
+        channels, loop, actors, progress, args.stuck_seconds, jax.random.key_data(key), [], threading.Event()
     )
     job.when_lost(channels.close)
     cleanup.callback(threads.join)  # the last thing, after all channels and writers are closed

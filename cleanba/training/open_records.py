@@ -64,7 +64,7 @@ def open_recorder(
     ]
     for writer in shown:
         cleanup.callback(writer.close)
-    return RunRecorder(
+    recorder = RunRecorder(
         args=args,
         folder=OpenFolder(run_dir),
         record=record,
@@ -78,6 +78,8 @@ def open_recorder(
         tracker=tracker,
         last=last,
     )
+    cleanup.callback(lambda: recorder.folder.close())  # it may be another one by then
+    return recorder
 
 
 def describe(setup: Setup) -> str:

@@ -1,10 +1,12 @@
 """The threads of one process: a learner, its actors, a watchdog, and the channels between them."""
 
+import atexit
 import faulthandler
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +28,7 @@ from cleanba.sebulba.learner import Learner, LearnerState
 from cleanba.sebulba.sharding import on_device
 
 JOIN_SECONDS = 1.0  # for all threads to notice the end; a command does not wait longer for them
+EXIT_SECONDS = 60.0  # a script that goes on does, when it exits
 
 
 class Channels(NamedTuple):
@@ -110,6 +113,7 @@ class ThreadGroup(NamedTuple):
     stuck_seconds: float
     key: Array  # the data of the run's key
     threads: list[threading.Thread]  # those started
+    in_callback: threading.Event  # while the main thread is in the user's code, the run is not stuck
 
     def start(self, job: Job) -> None:
         work: dict[str, Callable[[], None]] = {"learner": self.loop.run, "watchdog": partial(self.watch, job)}
@@ -138,7 +142,10 @@ class ThreadGroup(NamedTuple):
             steps = int(self.progress.sum())
             job.ping(steps)
             now = steps + self.loop.learner.chunks_done
-            if now != before:
+            if self.in_callback.is_set():
+                before = -1
+                faulthandler.cancel_dump_traceback_later()
+            elif now != before:
                 before, since = now, time.monotonic()
                 faulthandler.dump_traceback_later(patience, exit=True, file=2)
             elif time.monotonic() - since > self.stuck_seconds:
@@ -150,10 +157,22 @@ class ThreadGroup(NamedTuple):
     def busy_envs(self) -> str:
         return "".join(f"; {env} is in the middle of a step" for actor in self.actors for env in actor.busy())
 
+    @contextmanager
+    def calling_back(self) -> Iterator[None]:
+        """In the body, the main thread runs the user's code: for as long as that takes."""
+        self.in_callback.set()
+        try:
+            yield
+        finally:
+            self.in_callback.clear()
+
     def join(self) -> None:
+        self.loop.learner.abandoned = True
         deadline = time.perf_counter() + JOIN_SECONDS
         for thread in self.threads:
             thread.join(max(0.0, deadline - time.perf_counter()))
+            if thread.is_alive():  # in a device program: Python would abort if it ended meanwhile
+                atexit.register(thread.join, EXIT_SECONDS)
 
 
 def start_thread(name: str, work: Callable[[], None], channels: Channels) -> threading.Thread:

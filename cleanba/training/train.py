@@ -139,7 +139,9 @@ def run_coordinator(
             for update_result in threads.channels.results:
                 others = [ProcessReport(**report) for report in job.gather()]
                 row = recorder.write(update_result, [ProcessReport.of(update_result), *others])
-                if on_update(dict(row)):
+                with threads.calling_back():
+                    wants_end = on_update(dict(row))
+                if wants_end:
                     ends_early = True
                     if job.processes == 1:
                         threads.channels.close()

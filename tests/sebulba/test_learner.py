@@ -15,7 +15,7 @@ from cleanba.config.batch_plan import BatchPlan
 from cleanba.config.errors import NotFinite
 from cleanba.config.topology import Topology
 from cleanba.runtime.devices import learner_devices, learner_mesh
-from cleanba.sebulba.channel import DevicePriority
+from cleanba.sebulba.channel import ChannelClosed, DevicePriority
 from cleanba.sebulba.learner import Learner
 from cleanba.sebulba.rollout import RolloutBuffer, env_ids_of_actors, env_ids_of_columns
 from cleanba.sebulba.sharding import PER_LEARNER, put_on_learners
@@ -254,3 +254,13 @@ def test_parts_of_a_batch_may_have_a_row_per_environment(layout):
     w, metrics = update(learner, plan, topology, x, np.ones((4, 8), bool))
     assert w == pytest.approx(2.0 - (x * x[0]).mean(), rel=1e-5)
     assert metrics["seen"] == pytest.approx(x[0].sum())
+
+
+def test_an_update_that_nobody_waits_for_is_left_at_the_next_chunk():
+    topology = Topology((0,), (0,))
+    learner, plan = make(topology, num_minibatches=2)
+    x, valid = data()
+    learner.abandoned = True
+    with pytest.raises(ChannelClosed):
+        update(learner, plan, topology, x, valid)
+    assert learner.chunks_done == 0
