@@ -12,6 +12,7 @@ from rich.console import Console
 
 from cleanba.agents.algorithm import MakeAlgorithm
 from cleanba.algorithms import name_of, source_digest
+from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs, given_flags, parse_args
 from cleanba.distributed.job import Job
 from cleanba.distributed.process_info import resolve_process
@@ -222,6 +223,8 @@ def run_command(
     with command(resumable=True) as console:
         given = given_flags(argv)
         if callable(default):
+            if "distributed" in given:
+                raise UsageError("this preset fits one process to its machine; for several give another one")
             if "no_deterministic" not in given:
                 make_deterministic()  # before the first look at the devices
             default = default()

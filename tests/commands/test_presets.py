@@ -51,3 +51,11 @@ def test_make_train_on_a_gpu_is_the_fast_preset_but_for_the_layout(fitting_args)
 def test_make_train_on_a_cpu_needs_no_gpu():
     assert cleanba_ppo_fit.fitting_args() == cleanba_ppo_fit.ON_CPU
     assert cleanba_ppo_fit.ON_CPU.save_model  # there is something to evaluate afterwards
+
+
+def test_make_trains_preset_is_refused_in_a_job(capsys):
+    """It looks at the devices before the processes could connect."""
+    with pytest.raises(SystemExit) as left:
+        cleanba_ppo_fit.main(cleanba_ppo_fit.ARGS, argv=["--distributed"])
+    assert left.value.code == 2
+    assert "this preset fits one process to its machine; for several give another" in capsys.readouterr().err
