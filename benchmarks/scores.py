@@ -36,6 +36,8 @@ from cleanba.runtime.command import PREEMPTED, command, need_extra
 from cleanba.runtime.files import atomic_write, file_name
 from cleanba.runtime.messages import say
 
+RETURN = "charts/avg_episodic_return"
+
 REPO = Path(__file__).resolve().parents[1]
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 120  # for a run to write its checkpoint
@@ -130,11 +132,9 @@ class ScoredRun:
         return is_finished(self.run_dir) or (self.stop_when_reached and self._has_reached_all())
 
     def _has_reached_all(self) -> bool:
-        return any(
-            row.get("stats/games", 0) >= RECENT_GAMES
-            and row.get("charts/avg_episodic_return", -math.inf) >= max(self.game.thresholds)
-            for row in self.rows()
-        )
+        best, rows = max(self.game.thresholds, default=math.inf), self.rows()
+        scores = [row.get(RETURN) for row in rows if row.get("stats/games", 0) >= RECENT_GAMES]
+        return any(score is not None and score >= best for score in scores)
 
     def _read_pieces(self) -> list[Piece]:
         path = self.folder / "pieces.json"
@@ -172,7 +172,9 @@ class ScoredRun:
                 [sys.executable, *self.command, *resume], cwd=REPO, stdout=output, stderr=subprocess.STDOUT
             )
         try:
-            while process.poll() is None and time.monotonic() < until and not self.is_complete:
+            while process.poll() is None and time.monotonic() < until:
+                if self.stop_when_reached and self._has_reached_all():
+                    break
                 time.sleep(POLL_SECONDS)
         finally:
             stop(process)
@@ -192,11 +194,11 @@ class ScoredRun:
             Point(
                 row["global_step"],
                 clock.seconds(row["update"], row["seconds"]),
-                row["charts/avg_episodic_return"],
+                row[RETURN],
                 row["stats/games"],
             )
             for row in rows
-            if "charts/avg_episodic_return" in row
+            if row.get(RETURN) is not None
         ]
 
     def result(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Terminal:
         self._progress = progress
         self._console = console
         self._returns = [row[RETURN] for row in rows if row.get(RETURN) is not None]
-        self._row: Row = {key: rows[-1][key] for key in OF_THE_RUN if key in rows[-1]} if rows else {}
+        self._row: Row = {x: rows[-1][x] for x in OF_THE_RUN if rows[-1].get(x) is not None} if rows else {}
         self._started = self._row_time = time.perf_counter()
         self._seconds_before = self._row.get("seconds", 0.0)
         self._first = True

@@ -58,7 +58,7 @@ class WeightsAndBiases:
         return f"at {self._run.url}"
 
     def write(self, row: Row) -> None:
-        if self._run is None or not is_logged(row, self._frequency, self._updates):
+        if self._run is None or not row or not is_logged(row, self._frequency, self._updates):
             return
         if row["global_step"] <= self._sent and "update" in row:
             return

@@ -17,6 +17,7 @@ from cleanba.runtime.messages import say
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 RETRY_SECONDS = 1.0
+LOCK_SECONDS = 1.0  # to wait for a lock that somebody may only be looking at
 Result = TypeVar("Result")
 
 
@@ -125,15 +126,19 @@ class RetryingFile:
 
     def lock(self) -> bool:
         """False if another process holds the lock. It is released when this process ends, however that
-        ends."""
+        ends. Who only looks whether there is a lock has one for a moment, too."""
         self._locked = True
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:  # a file system without locks
-            pass
-        return True
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    return False
+            except OSError:  # a file system without locks
+                return True
+            time.sleep(LOCK_SECONDS / 50)
 
     def cut(self, size: int) -> None:
         os.ftruncate(self._file, size)

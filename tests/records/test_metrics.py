@@ -129,6 +129,11 @@ def test_without_a_terminal_there_is_one_line_per_log_interval_and_one_for_the_f
     assert "return 12.50" in lines[0] and "8,500" in lines[0] and "1:37:42 left" in lines[0]
 
 
+def test_a_return_that_was_not_finite_does_not_keep_a_run_from_being_shown_again(tmp_path):
+    before = [ROW | {"update": 7, "charts/avg_episodic_return": None}]
+    assert "a run" in show(tmp_path, terminal=True, rows=[ROW | {"update": 8}], before=before)
+
+
 def test_a_slow_run_is_never_silent_for_long(tmp_path, monkeypatch):
     monkeypatch.setattr(terminal, "QUIET_SECONDS", 0)
     rows = [ROW | {"update": update} for update in range(11, 16)]

@@ -115,6 +115,7 @@ def test_two_runs_in_one_process_are_two(tmp_path, tracker):
 def test_an_unreachable_service_is_reported_once_and_rows_are_kept(tmp_path, tracker, monkeypatch, capsys):
     monkeypatch.setattr(WeightsAndBiases, "START_SECONDS", 1)
     unreachable = tracker(WANDB_MODE="online", WANDB_BASE_URL=UNREACHABLE, WANDB_API_KEY="a" * 40)
+    unreachable.write({})  # what a damaged line of an earlier part is read as
     for update in range(1, 4):
         unreachable.write({"update": update, "global_step": update, "losses/loss": 0.5})
     unreachable.close()

@@ -1,7 +1,9 @@
 """Files that survive crashes and full disks."""
 
+import fcntl
 import os
 import stat
+from threading import Timer
 
 import pytest
 
@@ -57,6 +59,18 @@ def test_a_retrying_file_keeps_what_a_full_disk_refuses(tmp_path, monkeypatch, c
     messages = capsys.readouterr().err.splitlines()
     assert len(messages) == 2
     assert "No space left on device" in messages[0] and "nothing is missing" in messages[1]
+
+
+def test_a_lock_is_waited_for_while_somebody_looks_whether_there_is_one(tmp_path):
+    file = RetryingFile(tmp_path / "x")
+    with (tmp_path / "x").open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        Timer(0.1, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        assert file.lock()
+        another = RetryingFile(tmp_path / "x")
+        assert not another.lock()
+    for opened in (file, another):
+        opened.close()
 
 
 def test_a_file_system_without_sync_is_accepted(tmp_path, monkeypatch):
