@@ -16,7 +16,7 @@ from rich.console import Console
 
 from cleanba.config.errors import EnvError, NotFinite, UsageError
 from cleanba.runtime.messages import background_output, flush_output, replace_closed_streams, say
-from cleanba.runtime.signals import PREEMPTED, STOP_SIGNALS, handle_signals, on_stop
+from cleanba.runtime.signals import PREEMPTED, STOP_SIGNALS, handle_signals, leave_before_start, on_stop
 
 ANOTHER_PROCESS = 3  # exit code of a process that leaves because another process of its job did
 
@@ -75,11 +75,7 @@ def importing(*, resumable: bool = False) -> Iterator[None]:
     """In the body, a signal ends the process. Raised inside an import, an exception becomes a traceback, is
     lost in a library that catches it, or crashes an extension module."""
 
-    def leave(name: str) -> None:
-        os.write(2, f"stopped by {name} before anything was done\n".encode())
-        os._exit(_exit_code(name == "SIGTERM", resumable))
-
-    with on_stop(leave):
+    with on_stop(lambda name: leave_before_start(name, _exit_code(name == "SIGTERM", resumable))):
         yield
 
 

@@ -5,7 +5,6 @@ run that can be started again. An exception would do neither: raised inside an i
 or is lost in a library that catches it, and the run goes on.
 """
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -16,8 +15,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def _leave(number: int, _: object) -> None:
-    os.write(2, f"stopped by {signal.Signals(number).name} before anything was done\n".encode())
-    os._exit(signals.PREEMPTED)
+    signals.leave_before_start(signal.Signals(number).name)
 
 
 def _is_script() -> bool:

@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NoReturn
 
 PREEMPTED = 75  # exit code of a training that was asked to stop and can be resumed (sysexits' EX_TEMPFAIL)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -34,11 +34,20 @@ class Stopped(KeyboardInterrupt):
         self.by = by
 
 
+def leave(code: int, why: str) -> NoReturn:
+    """Not through `say`: this must not wait, and must not fail where stderr is closed, full or unread."""
+    with suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"{why}\n".encode())
+    os._exit(code)
+
+
 def leave_at_once() -> None:
-    """Not through `say`: nobody may read it, and this must not wait."""
-    if select.select([], [2], [], 0)[1]:
-        os.write(2, b"interrupted again: leaving at once\n")
-    os._exit(128 + signal.SIGINT)
+    leave(128 + signal.SIGINT, "interrupted again: leaving at once")
+
+
+def leave_before_start(name: str, code: int = PREEMPTED) -> None:
+    leave(code, f"stopped by {name} before anything was done")
 
 
 _received: list[str] = []  # names of the signals since the command began
@@ -82,9 +91,9 @@ def _watch(wakeups: socket.socket) -> None:
             continue
         if not (byte := wakeups.recv(1)):
             return
-        number = byte[0]
-        if number == ACT and _on_stop:
-            _on_stop(_received[0])
+        number, action = byte[0], _on_stop  # the main thread may leave `on_stop` meanwhile
+        if number == ACT and action:
+            action(_received[0])
         elif number == ACT or signal.getsignal(number) is not _handle:
             continue  # the main thread has left `on_stop`, or a signal of somebody else
         elif first is None:

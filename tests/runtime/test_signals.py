@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -30,20 +31,22 @@ with command(resumable={resumable}):
 SAVING = """
 import threading, time
 from cleanba.runtime.command import command
+from cleanba.runtime import signals
 from cleanba.runtime.signals import Stopped, on_stop
 
+signals.SAME_REQUEST_SECONDS = 60.0  # a busy machine may take its time between two signals
 stop = threading.Event()
-with command(resumable=True), on_stop(lambda name: (stop.set(), print("asked by", name))) as signals:
+with command(resumable=True), on_stop(lambda name: (stop.set(), print("asked by", name))) as received:
     print("ready", flush=True)
     stop.wait()
     time.sleep(0.3)
-    raise Stopped(signals[0], "after saving")
+    raise Stopped(received[0], "after saving")
 """
 
 
-def start(script):
+def start(script, stderr=subprocess.PIPE):
     command = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=stderr, text=True
     )
     assert command.stdout.readline() == "ready\n"
     return command
@@ -93,6 +96,24 @@ def test_a_later_ctrl_c_leaves_at_once(work):
     assert command.poll() is None
     command.send_signal(signal.SIGINT)
     assert end(command) == (130, "", "interrupted again: leaving at once\n")
+
+
+@pytest.mark.parametrize("kind", ["a full disk", "a pipe that nobody has open any more"])
+def test_a_later_ctrl_c_leaves_at_once_where_it_cannot_say_so(kind):
+    """Ctrl-C also ends the `tee` of `2>&1 | tee log`."""
+    with ExitStack() as cleanup:
+        if kind == "a full disk":
+            stderr = cleanup.enter_context(open("/dev/full", "w"))
+        else:
+            reader, stderr = os.pipe()
+            cleanup.callback(os.close, stderr)
+            os.close(reader)
+        command = start(WORK.format(resumable=True, work=SLEEP, cleanup=60), stderr)
+    command.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert command.poll() is None
+    command.send_signal(signal.SIGINT)
+    assert end(command) == (130, "", None)
 
 
 def test_a_later_sigterm_does_not():
@@ -166,15 +187,27 @@ CLEANBA = ["-m", "cleanba"]
     ids=lambda value: " ".join(Path(word).name for word in value) if isinstance(value, list) else None,
 )
 def test_a_command_can_be_stopped_while_it_imports(tmp_path, command, name, code):
+    process = start_interrupted_import(tmp_path, command, name)
+    assert end(process) == (code, "", f"stopped by {name} before anything was done\n")
+
+
+@pytest.mark.parametrize(
+    "command", [[REPO / "cleanba/cleanba_ppo.py"], [*CLEANBA, "ppo"]], ids=["script", "cli"]
+)
+def test_a_command_that_cannot_say_so_is_stopped_too(tmp_path, command):
+    with open("/dev/full", "w") as full:
+        assert end(start_interrupted_import(tmp_path, command, "SIGINT", full)) == (75, "", None)
+
+
+def start_interrupted_import(tmp_path, command, name, stderr=subprocess.PIPE):
     (tmp_path / "jax.py").write_text(INTERRUPTED_IMPORT.format(name=name))
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env=os.environ | {"PYTHONPATH": f"{tmp_path}:{REPO}"},
     )
-    assert end(process) == (code, "", f"stopped by {name} before anything was done\n")
 
 
 EARLY = """
