@@ -21,7 +21,7 @@ from cleanba.config.topology import Topology
 from cleanba.distributed import handshake
 from cleanba.records.run_folder import ARGS
 from cleanba.records.run_status import RunStatus, resume_command, run_status
-from cleanba.runtime.children import tied_to_parent
+from cleanba.runtime.children import handles, tied_to_parent
 from cleanba.runtime.command import ANOTHER_PROCESS, command
 from cleanba.runtime.machine import visible_gpus
 from cleanba.runtime.messages import say
@@ -45,6 +45,7 @@ EXIT_SECONDS = 10.0  # for the others to exit by themselves after one has failed
 MIN_CORES = 4  # per process, for cores to be pinned at all
 STARTING = ("main", "run_command", "train")  # functions that a script calls
 MAX_ERROR_LINES = 200  # kept per process, to be repeated at the end
+KILLED_AT_START = 128 + signal.SIGTERM
 
 
 def main(argv: list[str], prog: str = "cleanba launch") -> None:
@@ -67,10 +68,15 @@ def launch(topology: Topology, program: str, flags: list[str]) -> int:
             processes.append(Process(rank, argv, env))
         assign_cores(processes)
         for process in processes if signals else []:  # it may have come before the last one was started
-            process.signal(signal.Signals[signals[0]])
+            process.ask_to_stop(signal.Signals[signals[0]])
         failed = wait_for_all(processes, signals)
     if not failed:
         return 0
+    codes = {process.exit_code for process in failed}
+    if signals and codes == {KILLED_AT_START}:
+        say(f"stopped by {signals[0]} before anything was done")
+    if signals and codes <= {PREEMPTED, KILLED_AT_START, ANOTHER_PROCESS}:
+        return PREEMPTED
     first = next((p for p in failed if p.exit_code != ANOTHER_PROCESS), failed[0])
     if not signals and first.exit_code != PREEMPTED:  # nobody has asked it to stop
         say("\n".join([first.ending, *(line.rstrip("\n") for line in first.errors)]))
@@ -248,6 +254,11 @@ class Process:
         for reader in self._readers:
             reader.join(timeout=5)  # its own children may still hold its output
 
+    def ask_to_stop(self, number: int) -> None:
+        """One that is still starting and does not handle signals would be lost in a traceback, or with a code
+        of its own: it has done nothing yet."""
+        self.signal(number if handles(self.pid, signal.SIGUSR1) else signal.SIGTERM)
+
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._child.pid, number)
@@ -298,7 +309,7 @@ def forward_signals(processes: list[Process]) -> Iterator[list[str]]:
 
     def forward(name: str) -> None:
         for process in processes:
-            process.signal(signal.Signals[name])
+            process.ask_to_stop(signal.Signals[name])
 
     def kill_and_leave() -> None:
         kill_all(processes)

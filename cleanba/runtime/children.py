@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 # Becomes the command in argv[3:], which gets the signal argv[2] when its parent argv[1] dies. In a program of
 # its own: Python must not run between fork and exec in a process with threads.
@@ -24,3 +26,12 @@ def tied_to_parent(
     default."""
     start = [sys.executable, "-ISc", TIED_TO_PARENT, str(parent or os.getpid()), str(int(number))]
     return [*start, *argv]
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether the process has a handler of its own for the signal."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    return False

@@ -241,6 +241,13 @@ def test_output_that_nobody_reads_or_that_is_closed_stops_no_process(tmp_path):
     assert closed.communicate(timeout=60) == ("", "") and closed.returncode == 0
 
 
+def wait_for(condition, command):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert command.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def start_and_wait(tmp_path, *flags):
     """A launcher whose job has logged a few updates, and the processes of the job."""
     command = launch(tmp_path, "a0-l0-d2", "ppo", *SMALL, *flags)
@@ -268,10 +275,7 @@ def test_processes_save_and_end_when_their_launcher_is_killed(tmp_path):
     """At once, not only when they notice that nobody reads what they print."""
     (tmp_path / "silent.py").write_text(SILENT)
     command = launch(tmp_path, "a0-l0-d2", "silent.py")
-    deadline = time.monotonic() + 60
-    while len(list(tmp_path.glob("started-*"))) < 2:
-        assert command.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: len(list(tmp_path.glob("started-*"))) == 2, command)
     children = psutil.Process(command.pid).children(recursive=True)
     command.kill()
     command.communicate()
@@ -288,6 +292,26 @@ def test_a_process_whose_launcher_is_already_dead_does_not_start(tmp_path):
     tied = tied_to_parent([sys.executable, "-c", "print('started')"], parent=gone.pid)
     process = subprocess.run(tied, capture_output=True, text=True)
     assert (process.returncode, process.stdout) == (143, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_stops_processes_that_do_not_handle_it_yet(tmp_path, number):
+    """As while they import."""
+    importing = SILENT.replace("signal.signal(signal.SIGTERM, save)", "")
+    (tmp_path / "importing.py").write_text(importing)
+    command = launch(tmp_path, "a0-l0-d2", "importing.py")
+    wait_for(lambda: len(list(tmp_path.glob("started-*"))) == 2, command)
+    command.send_signal(number)
+    _, errors = command.communicate(timeout=60)
+    assert (command.returncode, errors) == (75, f"stopped by {number.name} before anything was done\n")
+
+
+def test_a_signal_stops_processes_that_are_being_started(tmp_path):
+    command = launch(tmp_path, "a0-l0-d2", "ppo", *SMALL)
+    wait_for(lambda: len(psutil.Process(command.pid).children()) == 2, command)
+    command.send_signal(signal.SIGINT)
+    _, errors = command.communicate(timeout=60)
+    assert command.returncode == 75 and "Traceback" not in errors, errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from cleanba.runtime.children import handles
+
 TESTS = Path(__file__).parents[1]
 sys.path.append(str(TESTS))  # for `helpers`
 UPDATES, STEPS = 400, 64  # per run, and per update
@@ -32,15 +34,6 @@ MARK = "CLEANBA_FAULT_ROUND"  # in the environment of all processes of a round
 class Result(NamedTuple):
     seconds: float | None  # from the fault to the end of the last process; None: the run did not stop
     lost: int  # steps
-
-
-def handles(pid: int, number: int) -> bool:
-    """Whether the process has a handler of its own for the signal."""
-    with suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
-        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
-    return False
 
 
 class Round:
