@@ -291,10 +291,12 @@ def given_flags(argv: list[str]) -> set[str]:
 
 def check_types(args: RunArgs) -> None:
     """For flags that come from a file: those of a command line have the right types."""
-    for cls in type(args).__mro__:
-        for name, kind in inspect.get_annotations(cls, eval_str=True).items():
-            if name != "MARKS" and not _is_of(getattr(args, name), kind):
-                raise UsageError(f"{flag(name)} cannot be {getattr(args, name)!r}")
+    kinds: dict[str, Any] = {}
+    for cls in reversed(type(args).__mro__):  # a subclass may give a flag another type
+        kinds |= inspect.get_annotations(cls, eval_str=True)
+    for name, kind in kinds.items():
+        if name != "MARKS" and not _is_of(getattr(args, name), kind):
+            raise UsageError(f"{flag(name)} cannot be {getattr(args, name)!r}")
 
 
 def _is_of(value: Any, kind: Any) -> bool:

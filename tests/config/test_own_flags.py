@@ -108,6 +108,7 @@ class Further(cleanba_ppo.Args):
 def test_arguments_can_be_derived_from_an_algorithms(capsys):
     args = parse_args(Further(), prog="test", description="", argv=["--beta", "1", "--network", "auto"])
     assert args == Further(beta=1.0, network="auto") and args.clip_coef == 0.1
+    check_types(args)  # as when it is read from a file
     with pytest.raises(SystemExit):
         parse_args(Further(), prog="test", description="", argv=["--help"])
     shown = " ".join(capsys.readouterr().out.split())
