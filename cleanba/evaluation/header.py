@@ -77,9 +77,13 @@ def _check(header: Header) -> None:
         raise ValueError("impossible steps or probe")
     if env.backend not in {*BACKENDS, *NAMES} or not isinstance(env.env_id, str):
         raise ValueError("no known kind of environment")
-    layers = max((len(value) for value in header.flags.values() if isinstance(value, tuple)), default=1)
-    if not arrays or len(arrays) * layers > MAX_LAYERS or not all(map(_is_array, arrays)):
-        raise ValueError(f"impossible observations, or too many layers ({layers})")
+    if not arrays or not all(map(_is_array, arrays)):
+        raise ValueError("impossible observations")
+    lengths = {name: len(value) for name, value in header.flags.items() if isinstance(value, tuple)}
+    images = max(1, sum(x.is_image for x in arrays))
+    layers = images * lengths.pop("channels", 1) + len(arrays) * max(lengths.values(), default=1)
+    if layers > MAX_LAYERS:
+        raise ValueError(f"too many layers ({layers})")
     if not _is_action(env.action):
         raise ValueError("impossible actions")
 

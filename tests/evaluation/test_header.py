@@ -137,6 +137,14 @@ def test_a_network_without_end_is_refused(path):
             load_model(path)
 
 
+def test_many_arrays_to_see_are_no_network_without_end(path):
+    """Convolutions are for images only."""
+    one = json.loads(edited(path, "env"))["obs"]
+    rewrite(path, env=edited(path, "env", obs={f"sensor-{i}": one for i in range(22)}))
+    with pytest.raises(UsageError, match="params .* do not fit"):  # they are of a network that sees one
+        load_model(path)
+
+
 def test_what_no_network_can_be_made_of_is_refused(path):
     rewrite(path, args=edited(path, "args", recurrent="lstm", recurrent_width=2**50))
     with pytest.raises(UsageError, match="has a damaged header"):
