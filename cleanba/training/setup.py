@@ -28,6 +28,7 @@ from cleanba.runtime.devices import (
     learner_mesh,
     on_accelerator,
 )
+from cleanba.runtime.messages import say
 from cleanba.runtime.tensors import named_leaves
 from cleanba.sebulba.inference import call_like, decision_like
 from cleanba.sebulba.learner import LearnerState, first_state
@@ -110,8 +111,9 @@ def check_used(args: RunArgs, algorithm: Algorithm) -> None:
 
 def checked_decision(algorithm: Algorithm, env: EnvSpec) -> Decision:
     """What the engine packs, broadcasts and digests bit by bit must have four bytes per entry."""
-    like, published = decision_like(algorithm, env), jax.eval_shape(algorithm.init, jax.random.key(0))
-    for name, leaf in named_leaves({**published._asdict(), **like._asdict()}).items():
+    like, state = decision_like(algorithm, env), saved_like(algorithm).state
+    leaves = named_leaves({**state.published._asdict(), **like._asdict()})
+    for name, leaf in (leaves | named_leaves({"optimizer": state.opt_state})).items():
         if leaf.dtype.itemsize != 4:
             raise UsageError(f"the algorithm's {name} is {leaf.dtype}; give it a type of four bytes")
     theirs, ours = (like.action.shape, like.action.dtype), (env.action.shape, env.action.dtype)
@@ -146,8 +148,11 @@ def state_from_model(setup: Setup, key: Array, process: int) -> LearnerState:
     file."""
     state = jax.device_get(jax.jit(partial(first_state, setup.algorithm))(key))
     if process == 0:
-        params, extra = load_published(find_model(str(setup.args.init_from)), state.published)
-        state = state._replace(params=params, extra=extra)
+        path, algorithm = find_model(str(setup.args.init_from)), setup.algorithm
+        params, extra = load_published(path, state.published)
+        if extra is state.extra and jax.tree.leaves(extra):
+            say(f"{path} has no statistics or other `extra` as this run keeps them: they start anew")
+        state = LearnerState(params, jax.device_get(algorithm.optimizer.init(params)), extra)
     return from_process_0(state)
 
 

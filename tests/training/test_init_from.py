@@ -1,5 +1,6 @@
 import jax
 import numpy as np
+import optax
 import pytest
 from helpers.normalizing import next_stats, normalizing_agent
 
@@ -32,15 +33,34 @@ def test_a_training_from_python_is_finished(run):
     assert is_finished(run()[0].run_dir)
 
 
-def test_an_extra_of_the_same_kind_comes_along_and_another_stays_fresh(run, monkeypatch):
+def test_an_extra_of_the_same_kind_comes_along_and_another_stays_fresh(run, monkeypatch, capsys):
     teacher, _ = run(save_model=True)
     monkeypatch.setattr(cleanba_ppo, "make_agent", normalizing_agent)
     frozen = dict(learning_rate=lambda update, extra: 0.0, next_extra=next_stats)
     student, _ = run(frozen, init_from=str(teacher.saved), save_model=True)  # the teacher has no statistics
     jax.tree.map(np.testing.assert_array_equal, student.model.params, teacher.model.params)
     count = int(student.model.extra.count)
+    assert (
+        f"{teacher.saved} has no statistics or other `extra` as this run keeps them"
+        in capsys.readouterr().err
+    )
     again, _ = run(frozen, init_from=str(student.saved))
     assert int(again.model.extra.count) > count
+    assert capsys.readouterr().err == ""
+
+
+def test_the_optimizer_starts_from_the_params_of_the_model(run):
+    """One that remembers them must not remember those of a fresh network."""
+    teacher, _ = run(save_model=True)
+    seen = []
+
+    def start(params):
+        seen.append(params)
+        return params
+
+    optimizer = optax.GradientTransformation(start, lambda gradient, state, params=None: (gradient, state))
+    run(dict(optimizer=optimizer), init_from=str(teacher.saved), seed=2)
+    jax.tree.map(np.testing.assert_array_equal, seen[-1], teacher.model.params)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +77,11 @@ def test_an_extra_of_the_same_kind_comes_along_and_another_stays_fresh(run, monk
         (
             dict(act=lambda *seen: (Decision(seen[-1] * 1.0, seen[-1]), ())),
             "actions are .*float32.*CartPole-v1",
+        ),
+        (dict(optimizer=optax.adam(0.1, mu_dtype="bfloat16")), "optimizer/0/mu/.*bfloat16; give it a type"),
+        (
+            dict(optimizer=optax.apply_if_finite(optax.sgd(0.1), 3)),
+            "optimizer/last_finite is bool; give it a",
         ),
     ],
 )
