@@ -38,9 +38,9 @@ from cleanba.records.run_model import find_run_model
 from cleanba.records.run_status import run_status
 from cleanba.runtime.command import need_extra
 from cleanba.runtime.determinism import make_deterministic
-from cleanba.runtime.messages import show
+from cleanba.runtime.messages import say, show
 from cleanba.runtime.signals import handle_default_signals
-from cleanba.training.train import SILENT, report_and_upload
+from cleanba.training.train import SILENT, fit_machine, report_and_upload
 from cleanba.training.train import train as train_args
 
 MakeEnv = Callable[..., gymnasium.Env]
@@ -151,6 +151,7 @@ def load(
     """
     _check_factory(make_env)
     path, options = find_run_model(str(model)), with_tuples(dict(env_options or {}))
+    make_deterministic()
     with _keywords():
         found = load_model(path, algorithm, options, env_id, is_own=make_env is not None)
     if make_env:
@@ -171,20 +172,25 @@ def evaluate(
     make_env: MakeEnv | None = None,
 ) -> Evaluation:
     """Play `episodes` in the environment of the training, as `cleanba eval` does: the first that begin count,
-    and the same seed gives the same. `video` is the path of an mp4 of the first. The rest is as in `load`."""
+    and the same seed gives the same. `video` is the path of an mp4 of the first. The rest is for `load`, so
+    only with a path or repository."""
     if episodes < 1:
         raise UsageError(f"episodes={episodes} is too small; give 1 or more")
     if not 0 <= seed < 2**32:
         raise UsageError(f"seed={seed} is out of range; give a number from 0 to 2^32 - 1")
     if video:
         need_extra("video", "imageio_ffmpeg", "video")
-    make_deterministic()
+    how: Any = dict(algorithm=algorithm, env_id=env_id, env_options=env_options, make_env=make_env)
     if isinstance(model, str | Path):
-        how: Any = dict(env_id=env_id, env_options=env_options, make_env=make_env)
-        model = load(model, algorithm, **how)
+        model = load(model, **how)
+    elif given := ", ".join(name for name, value in how.items() if value is not None):
+        raise UsageError(f"{given}: only with a path; a policy gets that from load(path, …)")
     policy = model.policy if isinstance(model, Training) else model
     with _keywords(), recording(policy.model, Path(video) if video else None) as film:
-        return play_episodes(policy.model, episodes=episodes, seed=seed, greedy=greedy, video=film)
+        evaluation = play_episodes(policy.model, episodes=episodes, seed=seed, greedy=greedy, video=film)
+    if film and film.problem:
+        say(f"the video failed: {film.problem}")
+    return evaluation
 
 
 @contextmanager
@@ -217,7 +223,8 @@ def resolve(algorithm: Any, flags: dict[str, Any]) -> tuple[RunArgs, Callable[..
     else:
         module = _find(algorithm)
         args = getattr(module, "ARGS", None) or module.Args()
-        args = args() if callable(args) else args  # what fits this machine
+        if callable(args):
+            args = fit_machine(args, flags.get("distributed", False), flags.get("deterministic", True))
         module = module if hasattr(module, "make_algorithm") else sys.modules[type(args).__module__]
     if not hasattr(module, "make_algorithm"):
         raise UsageError(f"{module.__name__}, which has the arguments, has no make_algorithm")

@@ -223,13 +223,19 @@ def run_command(
     with command(resumable=True) as console:
         given = given_flags(argv)
         if callable(default):
-            if "distributed" in given:
-                raise UsageError("this preset fits one process to its machine; for several give another one")
-            if "no_deterministic" not in given:
-                make_deterministic()  # before the first look at the devices
-            default = default()
+            distributed = "distributed" in given and "no_distributed" not in given
+            default = fit_machine(default, distributed, deterministic="no_deterministic" not in given)
         args = parse_args(default, description=description or "", argv=argv, prog=prog)
         train(args, make_algorithm, console, given=given, on_finish=partial(report_and_upload, console))
+
+
+def fit_machine(default: Callable[[], RunArgs], distributed: bool, deterministic: bool) -> RunArgs:
+    """The arguments of a preset that looks at the machine it runs on."""
+    if distributed:
+        raise UsageError("this preset fits one process to its machine; for several give another one")
+    if deterministic:
+        make_deterministic()  # before the first look at the devices
+    return default()
 
 
 def report_and_upload(console: Console, outcome: Outcome) -> None:

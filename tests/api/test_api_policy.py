@@ -1,5 +1,6 @@
 """`cleanba.load`, `cleanba.evaluate`, and policies as functions."""
 
+import os
 import sys
 from contextlib import closing
 
@@ -201,6 +202,41 @@ def test_what_a_model_names_is_not_imported_unless_it_is_named_here(tmp_path, tr
     assert "danger" not in sys.modules
     policy = cleanba.load(path, env_id="danger:Cue-v7")
     assert cleanba.evaluate(policy, 2).env_id == "danger:Cue-v7"
+
+
+@pytest.mark.parametrize("use", [cleanba.load, cleanba.evaluate])
+def test_loading_is_deterministic_before_it_looks_for_devices(use, monkeypatch, tmp_path):
+    def load_model(*_, **__):
+        raise cleanba.UsageError(f"with {os.environ.get('XLA_FLAGS')}")
+
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr("cleanba.api.load_model", load_model)  # which starts JAX
+    (tmp_path / "m.cleanrl_model").touch()
+    with pytest.raises(cleanba.UsageError, match="with --xla_gpu_deterministic_ops=true"):
+        use(tmp_path / "m.cleanrl_model")
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (dict(env_options={"max_episode_steps": 3}), "env_options"),
+        (dict(env_id="Pendulum-v1"), "env_id"),
+        (dict(make_env=Cue), "make_env"),
+        (dict(algorithm="a2c.py", env_id="A-v0"), "algorithm, env_id"),
+    ],
+)
+def test_what_changes_a_loading_is_refused_for_a_policy(cartpole, given, names):
+    with pytest.raises(cleanba.UsageError, match=rf"^{names}: only with a path; .* from load\(path, …\)"):
+        cleanba.evaluate(cartpole, 1, **given)
+
+
+def test_a_failed_video_is_reported_and_costs_no_evaluation(cartpole, tmp_path, capsys):
+    evaluation = cleanba.evaluate(cartpole, 2, video=tmp_path / "nowhere/a.mp4")
+    assert evaluation == cleanba.evaluate(cartpole, 2)
+    failed = capsys.readouterr().err
+    assert failed.startswith("the video failed: ") and "No such file or directory" in failed
+    cleanba.evaluate(cartpole, 1, video=tmp_path / "a.mp4")
+    assert (tmp_path / "a.mp4").exists() and capsys.readouterr().err == ""
 
 
 def test_what_is_no_model_is_refused(tmp_path):

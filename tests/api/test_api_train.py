@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 from helpers.own_envs import Cue
@@ -264,6 +265,22 @@ def test_what_is_no_algorithm_is_refused(train, algorithm):
 def test_a_name_is_no_factory(train):
     with pytest.raises(cleanba.UsageError, match="make_env is a class or .*; for a name use env_id"):
         train(make_env="a:B-v0")
+
+
+@pytest.mark.parametrize(
+    ("flags", "seen"),
+    [({}, "--xla_gpu_deterministic_ops=true"), (dict(deterministic=False), None)],
+)
+def test_a_preset_that_fits_the_machine_is_deterministic_before_it_looks(monkeypatch, flags, seen):
+    looks = []
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr(jax, "default_backend", lambda: looks.append(os.environ.get("XLA_FLAGS")) or "cpu")
+    assert resolve("ppo_fit", flags)[0].exp_name == "cleanba_ppo_fit" and looks == [seen]
+
+
+def test_a_preset_that_fits_the_machine_is_refused_in_a_job(train):
+    with pytest.raises(cleanba.UsageError, match="this preset fits one process to its machine; for several"):
+        train("ppo_fit", distributed=True)
 
 
 def test_whole_numbers_may_be_words():
