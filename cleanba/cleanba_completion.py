@@ -10,7 +10,7 @@ import tyro
 
 from cleanba.algorithms import ALGORITHMS, PRESETS
 from cleanba.config.command_line import Flag, flags_of, parse_command
-from cleanba.config.flags import as_groups, flag_groups
+from cleanba.config.flags import RunArgs, as_groups, flag_groups
 from cleanba.runtime.command import command
 
 DESCRIPTION = """Print a script with which TAB completes commands, flags and their values.
@@ -40,17 +40,21 @@ def shortened(flag: Flag) -> Flag:
     return flag._replace(help="")
 
 
+def in_groups(default: RunArgs) -> type:
+    return as_groups({group: list(map(shortened, flags)) for group, flags in flag_groups(default).items()})
+
+
 def all_commands() -> Any:
     """A union of dataclasses, one per command, for tyro."""
-    made: dict[str, type] = {}
-    for name, module in ALGORITHMS.items():
-        groups = flag_groups(import_module(module).Args())
-        made[name] = as_groups({group: list(map(shortened, flags)) for group, flags in groups.items()})
+    algorithms = {name: import_module(module).Args for name, module in ALGORITHMS.items()}
+    made = {name: in_groups(args()) for name, args in algorithms.items()}
     made |= {name: made[name.split("-")[0]] for name in PRESETS}
     for name in OTHERS:
         flags = flags_of(import_module(f"cleanba.cleanba_{name}").Args)
         made[name] = dataclasses.make_dataclass(name, [flag.field() for flag in flags])
-    made |= {"bench": made["ppo"], "train": Nothing, "launch": Nothing, "completion": Args}
+    bench_args = import_module("cleanba.cleanba_bench").bench_args
+    made["bench"] = in_groups(bench_args(algorithms["ppo"]))  # what it measures by default
+    made |= {"train": Nothing, "launch": Nothing, "completion": Args}
     return Union[  # noqa: UP007
         tuple(operator.getitem(Annotated, (kind, tyro.conf.subcommand(name))) for name, kind in made.items())
     ]

@@ -176,7 +176,15 @@ def test_completion_knows_commands_flags_and_values(capsys, tmp_path):
         cleanba_completion.main(["bash"])
     script = capsys.readouterr().out
     assert len(script.encode()) < 2**17  # fish: of one argument
-    lines = ["cleanba ppo-f", "cleanba ppo --total", "cleanba impala --network n", "cleanba eval --gr"]
+    lines = {
+        "cleanba ppo-f": "ppo-fit",
+        "cleanba ppo --total": "--total-timesteps",
+        "cleanba impala --network n": "nature",
+        "cleanba eval --gr": "--greedy",
+        "cleanba bench --clip": "--clip-coef",
+        "cleanba bench --train-s": "--train-seconds",
+        "cleanba bench ppo --tune-": "--tune-minutes",
+    }
     (tmp_path / "complete").write_text(
         script
         + "".join(
@@ -186,4 +194,4 @@ def test_completion_knows_commands_flags_and_values(capsys, tmp_path):
         )
     )
     done = subprocess.run(["bash", tmp_path / "complete"], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["ppo-fit", "--total-timesteps", "nature", "--greedy"]
+    assert done.stdout.split() == list(lines.values())
