@@ -20,7 +20,7 @@ from cleanba.agents.algorithm import Algorithm, Loss, Published, Rollout, linear
 from cleanba.agents.distributions import Categorical
 from cleanba.agents.returns import gae
 from cleanba.cleanba_ppo import minibatches
-from cleanba.config.batch_plan import BatchPlan
+from cleanba.config.batch_plan import BatchPlan, check_divides
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
 from cleanba.config.marks import NOT_NEGATIVE
@@ -94,6 +94,7 @@ def make_algorithm(args: Args, env: EnvSpec, plan: BatchPlan) -> Algorithm:
         raise UsageError(f"{args.exp_name} is for discrete actions; {env.env_id} has {env.action}")
     if not isinstance(env.obs, ArraySpec):
         raise UsageError(f"{args.exp_name} is for one array to see; {env.env_id} has {', '.join(env.obs)}")
+    check_divides("--num-steps", args.num_steps, args.num_minibatches, "as --num-minibatches asks")
     network: Any = Network(args.width, env.action.n)
     obs = jnp.zeros((1, *env.obs.shape), env.obs.dtype)
     agent = memoryless(init=lambda key: network.init(key, obs), apply=network.apply)
