@@ -1,12 +1,23 @@
 """The page of a report in a real browser."""
 
+import re
+
 from helpers.chromium import open_page
+from helpers.runs import REPO
 
 
 def names_in(page, column=1):
     return page.evaluate(
         f"[...document.querySelectorAll('#scores td:nth-child({column})')].map(td => td.dataset.sort)"
     )
+
+
+def test_no_colour_refers_to_itself():
+    """CSS takes that for no colour at all: borders vanish."""
+    css = (REPO / "cleanba/analysis/report/page.css").read_text()
+    colours = re.findall(r"(--\w+): ([^;}]+)", css)
+    assert ("--edge", "#48525d") in colours  # the dark one
+    assert [name for name, value in colours if f"var({name}" in value] == []
 
 
 def test_the_page_in_a_browser(made, chromium, tmp_path):

@@ -22,3 +22,18 @@ def test_other_strings_are_refused(layout):
 def test_a_device_named_twice_is_refused():
     with pytest.raises(UsageError, match="--learner-device-ids names device 2 twice"):
         Topology((0,), (2, 1, 2)).check_ids()
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ("a0-l0", "device 0 acts and learns"),
+        ("a0-l1,2,3", "device 0 acts, devices 1, 2, 3 learn"),
+        ("a1,0-l3,2", "devices 0, 1 act, devices 2, 3 learn"),
+        ("a0,1-l1,0", "devices 0, 1 act and learn"),
+        ("a0,1-l1,2", "device 1 acts and learns, device 0 acts, device 2 learns"),
+        ("a0-l8,7-d2", "device 0 acts, devices 7, 8 learn in each of 2 processes"),
+    ],
+)
+def test_a_layout_in_words(layout, words):
+    assert Topology.parse(layout).in_words() == words
