@@ -65,6 +65,7 @@ def circumstances(run: RecordedRun) -> dict[str, Any]:
         for name, value in run.record["args"].items()
         if name not in marked(RunArgs, ONLY_LOGS) | {"exp_name"}
     }
+    found |= {"environment from": run.record["env_origin"]} if "env_origin" in run.record else {}
     found |= {f"environment's {name}": value for name, value in run.record["env_options"].items()}
     before: dict[str, Any] = {}
     for number, part in enumerate(run.record["parts"], start=1):

@@ -49,6 +49,12 @@ def backend_of(env_id: str) -> str:
     raise UsageError(f"--env-id {env_id} is not {article} {installed} environment; {hint}")
 
 
+def origin(env: EnvSpec) -> str:
+    """Whose it is: several libraries may have the same id, and a class of the user's own."""
+    is_own = env.backend == "gymnasium" and gymnasium_envs.is_own(env.env_id)
+    return "a class or function of your own" if is_own else NAMES.get(env.backend, env.backend)
+
+
 def env_spec(args: RunArgs) -> EnvSpec:
     name = backend_of(args.env_id) if args.env_backend == "auto" else args.env_backend
     env = backend(name).env_spec(args)

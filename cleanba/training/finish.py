@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
-from cleanba.envs.factory import make_envs
+from cleanba.envs.factory import make_envs, origin
 from cleanba.evaluation.evaluate import evaluate, recording, show_progress
 from cleanba.evaluation.hub import check_upload, find_model, repo_name, upload
 from cleanba.evaluation.model import SUFFIX, load_published, save_model
@@ -24,7 +24,7 @@ from cleanba.records.run_folder import EVALUATION
 from cleanba.records.wandb_logger import check_key
 from cleanba.runtime.command import CleanExit, need_extra
 from cleanba.runtime.files import file_name, free_bytes, write_when_possible
-from cleanba.runtime.messages import first_line, say, show
+from cleanba.runtime.messages import first_line, printable, say, show
 from cleanba.runtime.tensors import byte_size
 from cleanba.training.setup import Setup, check_state, saved_like
 
@@ -34,6 +34,7 @@ EPISODES = 10  # of the evaluation after a run
 def preflight(setup: Setup) -> None:
     """Before the training: that it can start, and that everything that is to happen after it can."""
     args, env = setup.args, setup.env
+    check_origin(setup)
     if args.init_from and not setup.start.previous:
         template = jax.eval_shape(setup.algorithm.init, jax.random.key(0))
         load_published(find_model(args.init_from), template)
@@ -51,6 +52,17 @@ def preflight(setup: Setup) -> None:
     if args.save_model or args.capture_video or args.upload_model:
         check_play(setup)
     check_room(setup)
+
+
+def check_origin(setup: Setup) -> None:
+    """What `--env-backend auto` takes depends on what is installed, and on who calls."""
+    if previous := setup.start.previous:
+        now = origin(setup.env)
+        if (was := previous.record.get("env_origin", now)) != now:
+            raise UsageError(
+                f"the {setup.env.env_id} of {previous.run_dir} is from {printable(str(was))}, here it is "
+                f"from {now}; resume it with the command that started it, and with the same packages"
+            )
 
 
 def check_play(setup: Setup) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from cleanba.config.errors import UsageError
 from cleanba.config.topology import Topology
+from cleanba.envs.factory import origin
 from cleanba.records.checkpoint import CheckpointManager
 from cleanba.records.recorder import Progress, RunRecorder
 from cleanba.records.row import Writer
@@ -112,6 +113,7 @@ def write_args(setup: Setup, run_dir: Path) -> dict[str, Any]:
         "plan": plan._asdict(),
         "algorithm": setup.algorithm_name,
         **setup.algorithm.resolved,
+        "env_origin": origin(setup.env),
         "env_options": setup.env.options,
         "digested": digested_names(setup.like),
     }

@@ -137,3 +137,17 @@ def test_a_folder_that_is_not_a_run_is_refused(killed, damage, message):
 )
 def test_another_number_of_processes_is_said(layout, now, said):
     assert change_of_processes(layout, now) == said
+
+
+def test_the_same_id_may_be_another_environment_here(run):
+    """--env-backend auto takes EnvPool's, unless it is not installed or somebody has registered a class."""
+    run_dir = run(total_timesteps=64)[0].run_dir
+    record = read_args(run_dir)
+    assert record["env_origin"] == "EnvPool"
+    (run_dir / "args.json").write_text(json.dumps(record | {"env_origin": "a class or function of your own"}))
+    with pytest.raises(
+        UsageError, match=r"the CartPole-v1 of .* is from a class .*, here it is from EnvPool"
+    ):
+        run(resume=str(run_dir), total_timesteps=128)
+    (run_dir / "args.json").write_text(json.dumps({k: x for k, x in record.items() if k != "env_origin"}))
+    run(resume=str(run_dir), total_timesteps=128)  # a run of before
