@@ -221,13 +221,18 @@ def make_agent(args: RunArgs, env: EnvSpec) -> Agent:
     return with_statistics(agent, args, env)
 
 
+def fits_nature(env: EnvSpec) -> bool:
+    images = [spec for spec in jax.tree.leaves(env.obs) if spec.is_image]
+    return all(sorted(spec.shape)[1] >= MIN_NATURE_SIZE for spec in images)
+
+
 def check_network(name: str, env: EnvSpec) -> None:
     specs: list[ArraySpec] = jax.tree.leaves(env.obs)
     shapes = ", ".join(str(spec.shape) for spec in specs)
     images = [spec for spec in specs if spec.is_image]
     if name != "mlp" and not images:
         raise UsageError(f"--network {name} needs images, {env.env_id} gives {shapes}; use mlp")
-    if name == "nature" and any(sorted(spec.shape)[1] < MIN_NATURE_SIZE for spec in images):
+    if name == "nature" and not fits_nature(env):
         raise UsageError(
             f"--network nature needs images of {MIN_NATURE_SIZE}x{MIN_NATURE_SIZE} or more, {env.env_id} "
             f"gives {shapes}; use impala"

@@ -10,6 +10,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from cleanba.agents.algorithm import Act, Algorithm, Decision, MakeAlgorithm, Play
+from cleanba.agents.networks import fits_nature
 from cleanba.algorithms import ALGORITHMS, name_of, source_digest
 from cleanba.config.batch_plan import BatchPlan
 from cleanba.config.errors import UsageError
@@ -167,7 +168,7 @@ def restore(setup: Setup) -> Saved:
 def advice(setup: Setup) -> str | None:
     """One line for defaults that were made for a GPU, on a machine without one."""
     args = setup.args
-    has_images = setup.algorithm.resolved.get("network") in ("impala", "nature")
+    has_images = setup.algorithm.resolved.get("network") in ("impala", "nature") and fits_nature(setup.env)
     if on_accelerator() or not has_images or args.total_timesteps < LONG_ON_A_CPU or setup.start.previous:
         return None
     fitting = shlex.join(["cleanba", "ppo-fit", "--env-id", args.env_id])
