@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from dataclasses import fields, make_dataclass
+from dataclasses import fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,13 @@ def bench_args(args: type) -> BenchArgs:
         names = ", ".join(map(flag, sorted(clash)))
         raise UsageError(f"{names}: cleanba bench has such a flag, too; give the algorithm's another name")
     return make_dataclass("BenchArgs", [], bases=(args, Bench), frozen=True)()
+
+
+def default_args(module: Any) -> BenchArgs:
+    """Those of the file, if it has any, as when it trains."""
+    own = getattr(module, "ARGS", None) or module.Args()
+    own = own() if callable(own) else own
+    return replace(bench_args(type(own)), **vars(own))
 
 
 def bench_setup(args: BenchArgs, make_algorithm: MakeAlgorithm) -> Setup:
@@ -157,7 +164,7 @@ def main(argv: list[str] | None = None, prog: str = "cleanba bench") -> None:
             case flags:
                 algorithm, prog = "ppo", f"{prog} [{'|'.join(ALGORITHMS)}|FILE.py]"
         module = load_algorithm(algorithm)
-        args = parse_args(bench_args(module.Args), description=DESCRIPTION, argv=flags, prog=prog)
+        args = parse_args(default_args(module), description=DESCRIPTION, argv=flags, prog=prog)
         bench(Path(algorithm).stem, module.make_algorithm, args, argv, console)
 
 

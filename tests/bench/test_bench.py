@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,3 +88,10 @@ def test_the_training_flags_are_those_of_the_algorithm():
     for theirs in (cleanba_ppo.Args(), cleanba_impala.Args()):
         ours = cleanba_bench.bench_args(type(theirs))
         assert {name: value for name, value in vars(ours).items() if name not in own} == vars(theirs)
+
+
+def test_a_file_with_arguments_of_its_own_is_measured_with_them():
+    own = cleanba_ppo.Args(num_steps=7)
+    for given in (own, lambda: own):
+        found = cleanba_bench.default_args(SimpleNamespace(Args=cleanba_ppo.Args, ARGS=given))
+        assert (found.num_steps, found.train_seconds) == (7, Bench().train_seconds)
