@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -60,9 +61,15 @@ def busy_seconds(trace: Path) -> dict[str, float]:
 
 def profile_summary(folder: Path) -> str:
     """The summary in a line; empty where there is none."""
-    if not (folder / SUMMARY).exists():
+    if not (folder / SUMMARY).is_file():
         return ""
-    summary = json.loads((folder / SUMMARY).read_text())
+    try:
+        return _in_words(json.loads((folder / SUMMARY).read_text()), folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{folder / SUMMARY} is damaged"
+
+
+def _in_words(summary: dict[str, Any], folder: Path) -> str:
     facts = [f"{name} busy {busy:.0%} of the time" for name, busy in summary["devices_busy"].items()]
     facts.append(f"{summary['cores_used']:.1f} of {summary['cores']} cores in use")
     first, last = summary["updates"]

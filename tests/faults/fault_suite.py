@@ -50,7 +50,11 @@ class State:
     def __init__(self, path: Path | None, seed: int):
         self.path, self.seed = path, seed
         self.rounds: dict[int, tuple[str, Result | None]] = {}  # the fault, and None if the round failed
-        lines = path.read_text().splitlines() if path and path.exists() else []
+        written = path.read_text() if path and path.exists() else ""
+        lines = written.splitlines()
+        if written and not written.endswith("\n"):  # the suite was killed while it wrote
+            lines = lines[:-1]
+            path.write_text("".join(f"{line}\n" for line in lines))
         if lines:
             self.seed = json.loads(lines[0])["seed"]
             for line in map(json.loads, lines[1:]):

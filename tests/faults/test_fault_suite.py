@@ -37,6 +37,8 @@ def test_a_suite_continues_where_it_was_and_plays_failed_rounds_again(tmp_path, 
     for rounds in (5, 8):
         state = State(tmp_path / "state", seed=7)
         play_rounds(rounds, list(FAULTS), state, console)
+        with (tmp_path / "state").open("a") as file:
+            file.write('{"round": 7, "fau')  # the suite is killed in a write
     assert [number for number, _, _ in played] == [0, 1, 2, 3, 4, 2, 5, 6, 7]
     assert played[5] == played[2], "the same fault at the same moment"
     assert "round 3: " in (said := console.file.getvalue()) and said.count("FAILED") == 1

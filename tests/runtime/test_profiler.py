@@ -1,4 +1,5 @@
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +26,15 @@ def test_a_device_is_busy_while_one_of_its_streams_is(monkeypatch, tmp_path):
     fake = SimpleNamespace(from_file=lambda path: SimpleNamespace(planes=planes))
     monkeypatch.setattr(profiler.jax.profiler, "ProfileData", fake)
     assert busy_seconds(tmp_path) == {"GPU:0": 4.0}
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"updates": [1, 2], "devices_busy": {"GPU": "x"}}'])
+def test_a_damaged_summary_ends_no_run(tmp_path, content):
+    (tmp_path / "summary.json").write_text(content)
+    assert profile_summary(tmp_path) == f"{tmp_path / 'summary.json'} is damaged"
+    (tmp_path / "summary.json").unlink()
+    os.mkfifo(tmp_path / "summary.json")
+    assert profile_summary(tmp_path) == ""
 
 
 @pytest.mark.parametrize(("updates", "traced"), [(8, [4, 5]), (4, [4, 4]), (2, [2, 2])])
