@@ -36,6 +36,7 @@ class Envs:
         batch: int | None = None,  # None: all
         background: bool = False,  # its threads let every other thread of the machine go first
         rendered: bool = False,
+        patience: float | None = None,  # EnvPool waits without end
     ):
         self.batch = batch or len(seeds)
         self._env = env
@@ -202,16 +203,16 @@ def _encoder(space: Any) -> Callable[[Any], Any]:
             one_hot = np.eye(int(space.n), dtype=np.float32)
             return lambda obs: one_hot[obs.reshape(len(obs))]
         case spaces.Dict():
-            parts = {name: (_path(name), _encoder(part)) for name, part in flat_entries(space).items()}
-            return lambda obs: {name: encode(path(obs)) for name, (path, encode) in parts.items()}
+            parts = {keys: _encoder(part) for keys, part in flat_entries(space).items()}
+            return lambda obs: {"/".join(keys): encode(_entry(obs, keys)) for keys, encode in parts.items()}
         case _:
             dtype = four_bytes(space)
             return lambda obs: obs.astype(dtype, copy=False)
 
 
-def _path(name: str) -> Callable[[Any], Any]:
-    """Reads the entry a/b of nested observations."""
-    return lambda obs: functools.reduce(lambda part, key: part[key], name.split("/"), obs)
+def _entry(obs: Any, keys: tuple[str, ...]) -> Any:
+    """Of nested observations."""
+    return functools.reduce(lambda part, key: part[key], keys, obs)
 
 
 def _with_mask(obs: Any, mask: Any) -> Any:

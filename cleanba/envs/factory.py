@@ -80,8 +80,9 @@ def make_envs(
     batch: int | None = None,  # None: all
     background: bool = False,  # they let every other thread of the machine go first
     rendered: bool = False,
+    patience: float | None = None,  # seconds to wait for a step; None: without end
 ) -> VectorEnv:
-    options = dict(batch=batch, background=background, rendered=rendered)
+    options = dict(batch=batch, background=background, rendered=rendered, patience=patience)
     envs = backend(env.backend).Envs(env, seeds, threads, **options)
     return LastActionReward(envs, env, len(seeds)) if has_last_action(env) else envs
 

@@ -3,7 +3,6 @@
 import copy
 import difflib
 import functools
-import inspect
 import json
 import sys
 import traceback
@@ -15,11 +14,10 @@ from typing import Any
 import cloudpickle
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import load_env_creator
 
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
-from cleanba.envs.gymnasium_make import VECTOR, Recipe, find_spec, make_env, make_vector_env
+from cleanba.envs.gymnasium_make import VECTOR, Recipe, find_spec, make_env, make_vector_env, parameters
 from cleanba.envs.shared_rows import OBS, layout, with_bool_mask
 from cleanba.envs.spaces import action_spec, obs_specs, parse_options
 from cleanba.envs.spec import ACTION_MASK, ArraySpec, EnvSpec, EnvStep
@@ -44,6 +42,7 @@ class Envs:
         batch: int | None = None,  # None: all
         background: bool = False,  # the workers let every other process of the machine go first
         rendered: bool = False,
+        patience: float | None = None,  # seconds to wait for a step
     ):
         self.batch = batch or len(seeds)
         self._env, self._all = env, len(seeds)
@@ -53,7 +52,7 @@ class Envs:
         fields, eager = layout(env, len(seeds), workers), self.batch < len(seeds)
         pickled = _pickled(env.env_id, recipe)
         job = Job(pickled, list(seeds), workers, fields, eager, background, recipe.is_vector)
-        self._workers = Workers(env.env_id, job)
+        self._workers = Workers(env.env_id, job, patience)
         self._rows = self._workers.rows
         self._ready: list[int] = []
 
@@ -134,11 +133,10 @@ def default_options(env_id: str) -> dict[str, Any]:
 
 def _signature_defaults(spec: Any) -> dict[str, Any]:
     try:
-        make = spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
-        parameters = inspect.signature(make).parameters.values()
+        named = {p.name: p.default for p in parameters(spec.entry_point) if p.default is not p.empty}
     except Exception:  # no signature, as in C, or a package that is missing
         return {}
-    return {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "render_mode"}
+    return {name: default for name, default in named.items() if name != "render_mode"}
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -242,9 +240,12 @@ _known_spaces: dict[tuple[int, str], tuple[Any, ...]] = {}
 
 def _spaces_of_new(env_id: str, recipe: Recipe) -> tuple[Any, Any, Any]:
     """And the images per second in its metadata."""
+    single = "single_" if recipe.is_vector else ""
     try:
         with redirect_stdout(sys.stderr):  # standard output belongs to the command
             env: Any = make_vector_env(recipe, 1) if recipe.is_vector else make_env(recipe)
+            observations, actions = (getattr(env, f"{single}{x}_space") for x in ("observation", "action"))
+            env.close()
     except UsageError:
         raise
     except (gymnasium.error.Error, TypeError) as error:
@@ -252,9 +253,6 @@ def _spaces_of_new(env_id: str, recipe: Recipe) -> tuple[Any, Any, Any]:
     except (Exception, SystemExit) as error:
         text = traceback.format_exc().rstrip()
         raise UsageError(f"--env-id {env_id} with {recipe.options} cannot be made\n{text}") from error
-    single = "single_" if recipe.is_vector else ""
-    observations, actions = (getattr(env, f"{single}{name}_space") for name in ("observation", "action"))
-    env.close()
     return observations, actions, (env.metadata or {}).get("render_fps")
 
 

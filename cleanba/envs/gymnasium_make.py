@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 import traceback
+from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -46,7 +47,8 @@ def _import(env_id: str, module: str) -> None:
     if "" not in sys.path:
         sys.path.append("")  # as with `python -m`: the module may lie where the command is started
     try:
-        import_module(module)
+        with redirect_stdout(sys.stderr):  # standard output belongs to the command
+            import_module(module)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
@@ -69,7 +71,7 @@ def _own_traceback(error: BaseException) -> str:
 def make_env(recipe: Recipe) -> gymnasium.Env:
     options = OPTIONS | recipe.options
     kwargs = {name: value for name, value in recipe.options.items() if name not in OPTIONS}
-    if recipe.rendered:
+    if recipe.rendered and _takes(recipe.spec.entry_point, "render_mode"):
         kwargs["render_mode"] = "rgb_array"
     limit = options["max_episode_steps"] or None
     # Its checker warns about what the workers refuse.
@@ -104,6 +106,13 @@ def make_vector_env(recipe: Recipe, envs: int) -> VectorEnv:
 
 
 def _takes(entry_point: Any, name: str) -> bool:
-    make = entry_point if callable(entry_point) else load_env_creator(entry_point)
-    parameters = inspect.signature(make).parameters
-    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    try:
+        return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters(entry_point))
+    except ValueError:  # no signature, as in C
+        return True
+
+
+def parameters(entry_point: Any) -> list[inspect.Parameter]:
+    with redirect_stdout(sys.stderr):  # of an import
+        make = entry_point if callable(entry_point) else load_env_creator(entry_point)
+    return list(inspect.signature(make).parameters.values())

@@ -65,29 +65,26 @@ class ObsWriter:
     """Writes observations of one space into the rows, encoded as `obs_specs` describes them."""
 
     def __init__(self, space: Any, rows: dict[str, np.ndarray]):
-        is_dict = isinstance(space, spaces.Dict)
-        entries = flat_entries(space) if is_dict else {"": space}
-        self._leaves = [
-            (name, name.split("/") if is_dict else [], part, rows[OBS + name])
-            for name, part in entries.items()
-        ]
+        entries = flat_entries(space) if isinstance(space, spaces.Dict) else {(): space}
+        names = {keys: "/".join(keys) for keys in entries}
+        self._leaves = [(names[keys], keys, part, rows[OBS + names[keys]]) for keys, part in entries.items()]
 
     def write(self, at: Any, obs: Any, *, check_numbers: bool, batch: tuple[int, ...] = ()) -> None:
         """An observation at a row, or a batch of them at a slice."""
-        for name, path, space, rows in self._leaves:
-            array = _checked(name, space, self._entry(obs, path), check_numbers, batch)
+        for name, keys, space, rows in self._leaves:
+            array = _checked(name, space, self._entry(obs, keys), check_numbers, batch)
             if isinstance(space, spaces.Discrete):
                 rows[at] = np.arange(space.n) == (array - space.start)[..., None]
             else:
                 rows[at] = array
 
-    def _entry(self, obs: Any, path: list[str]) -> Any:
+    def _entry(self, obs: Any, keys: tuple[str, ...]) -> Any:
         leaf = obs
         try:
-            for key in path:
+            for key in keys:
                 leaf = leaf[key]
         except (KeyError, IndexError, TypeError):
-            name, known = "/".join(path), ", ".join(name for name, *_ in self._leaves)
+            name, known = "/".join(keys), ", ".join(name for name, *_ in self._leaves)
             what = "" if isinstance(obs, Mapping) else f" ({type(obs).__name__}, not a dict)"
             raise BadObservation(
                 f"gives an observation{what} that has no entry {name!r}; its space has {known}"

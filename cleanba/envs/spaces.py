@@ -32,7 +32,14 @@ def obs_specs(env_id: str, space: Any) -> Any:
         case spaces.Discrete():
             return ArraySpec((int(space.n),), np.dtype(np.float32))
         case spaces.Dict():
-            return {name: obs_specs(env_id, part) for name, part in flat_entries(space).items()}
+            entries = flat_entries(space)
+            specs = {"/".join(keys): obs_specs(env_id, part) for keys, part in entries.items()}
+            if len(specs) < len(entries):
+                raise UsageError(
+                    f"--env-id {env_id} has two observations of one name among {', '.join(specs)} (a/b is "
+                    "also what the entry b of a dict a is called); rename one"
+                )
+            return specs
         case spaces.Box() | spaces.MultiBinary() | spaces.MultiDiscrete():
             return ArraySpec(space.shape, four_bytes(space))
         case _:
@@ -42,12 +49,13 @@ def obs_specs(env_id: str, space: Any) -> Any:
             )
 
 
-def flat_entries(space: spaces.Dict) -> dict[str, Any]:
-    """Those of nested dicts are a/b."""
-    flat: dict[str, Any] = {}
-    for name, part in space.items():
-        inner = flat_entries(part) if isinstance(part, spaces.Dict) else {"": part}
-        flat |= {f"{name}/{key}" if key else name: entry for key, entry in inner.items()}
+def flat_entries(space: spaces.Dict) -> dict[tuple[str, ...], Any]:
+    """By the keys that lead to them through nested dicts. Their names are these keys joined by a /, which a
+    key may have, too."""
+    flat: dict[tuple[str, ...], Any] = {}
+    for key, part in space.items():
+        inner = flat_entries(part) if isinstance(part, spaces.Dict) else {(): part}
+        flat |= {(key, *keys): entry for keys, entry in inner.items()}
     return flat
 
 

@@ -22,7 +22,7 @@ from cleanba.envs.shared_rows import BadObservation, ObsWriter, map_rows
 from cleanba.envs.worker_job import RENDER, Fds, Job
 from cleanba.envs.wrappers import OPTIONS
 
-MAX_REPORT = 16_000  # characters of a traceback: fits into a pipe, so that nobody waits for a reader
+MAX_REPORT = 16_000  # characters: fits into a pipe, so that nobody waits for a reader
 PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # signals that are its business
 
 
@@ -46,7 +46,7 @@ class Worker:
             self._make(pickle.loads(self._job.recipe))
             self._serve()
         except BadObservation as problem:
-            self._report(str(problem), "")
+            self._report(str(problem)[:MAX_REPORT], "")
         except BaseException:
             self._report(f"failed while {self._doing}", traceback.format_exc()[-MAX_REPORT:])
         else:
@@ -119,7 +119,10 @@ class Worker:
 
     def _render(self) -> None:
         self._doing, self._current[0] = "being rendered", 0
-        image = self._image()
+        try:
+            image = self._image()
+        except NotImplementedError:
+            image = None
         self._replies.send(None if image is None else np.asarray(image, np.uint8))
 
     def _image(self) -> Any:
@@ -131,6 +134,7 @@ class Worker:
                 env.close()
 
     def _report(self, what: str, text: str) -> None:
+        self._end_if_copy()
         with suppress(OSError):
             self._replies.send((int(self._current[0]), what, text))
 
@@ -183,10 +187,7 @@ class VectorWorker(Worker):
         rows["terminated"][at], rows["truncated"][at] = terminated, truncated
 
     def _image(self) -> Any:
-        try:
-            images = self._vector.render()
-        except NotImplementedError:
-            return None
+        images = self._vector.render()
         return None if images is None else images[0]
 
     def _close(self) -> None:
@@ -196,12 +197,14 @@ class VectorWorker(Worker):
 
 def to_action(space: Any, row: np.ndarray) -> Any:
     """From a row of actions to what the environment takes."""
-    return row.astype(space.dtype).reshape(space.shape) if space.shape else space.dtype.type(row)
+    return to_actions(space, row[None])[0] if space.shape else space.dtype.type(row)
 
 
 def to_actions(space: Any, rows: np.ndarray) -> np.ndarray:
     """The same for many."""
-    return rows.astype(space.dtype).reshape(len(rows), *space.shape)
+    actions = rows.astype(space.dtype).reshape(len(rows), *space.shape)
+    # A bound that is a double may have been rounded beyond itself, to the four bytes of a row.
+    return np.clip(actions, space.low, space.high) if isinstance(space, gymnasium.spaces.Box) else actions
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ CLOSE_SECONDS = 1.0  # for environments to close; then their processes are kille
 
 
 class Workers:
-    def __init__(self, env_id: str, job: Job):
-        self._env_id, self._job = env_id, job
+    def __init__(self, env_id: str, job: Job, patience: float | None = None):
+        self._env_id, self._job, self._patience = env_id, job, patience
         self._worker_of = np.repeat(np.arange(job.workers), [len(job.own(w)) for w in range(job.workers)])
         rows = self._own(allocate(job.fields))
         self.rows = map_rows(rows, job.fields)
@@ -85,7 +85,7 @@ class Workers:
 
     def wait(self) -> list[int]:
         """The environments that have become ready."""
-        events = {fd for fd, _ in self._poll.poll()}
+        events = self._within_patience(self._poll)
         if self._closing in events:
             raise RuntimeError("the environments are closed")
         for fd in events & self._watched.keys():
@@ -99,9 +99,22 @@ class Workers:
         (pidfd,) = (fd for fd, index in self._watched.items() if index == 0)
         for fd in (pidfd, self._replies[0].fileno()):
             died.register(fd, select.POLLIN)
-        if pidfd in {fd for fd, _ in died.poll()}:
-            raise self._failure(0)
-        return self._replies[0].recv()
+        self._within_patience(died)
+        with suppress(EOFError, OSError):  # of a worker that dies, the pipe closes first
+            if self._replies[0].poll():
+                reply = self._replies[0].recv()
+                if isinstance(reply, tuple):  # a report, which is here before its process has ended
+                    raise EnvError(self._env_id, *reply)
+                return reply
+        raise self._failure(0)
+
+    def _within_patience(self, poll: select.poll) -> set[int]:
+        """What can be read."""
+        if ready := poll.poll(None if self._patience is None else 1000 * self._patience):
+            return {fd for fd, _ in ready}
+        current = self.rows["current"]
+        env = int(current[current >= 0][0]) if (current >= 0).any() else 0
+        raise EnvError(self._env_id, env, f"has been in the middle of a step for {self._patience:g} s")
 
     def _failure(self, index: int) -> EnvError:
         """Why a worker has ended."""
@@ -143,8 +156,9 @@ def _end(processes: list[subprocess.Popen[bytes]], commands: list[int]) -> None:
         os.close(commands.pop())
     deadline = time.monotonic() + CLOSE_SECONDS
     for process in processes:
-        pidfd = os.pidfd_open(process.pid)
-        select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+        pidfd, ended = os.pidfd_open(process.pid), select.poll()  # `select` takes no number beyond 1023
+        ended.register(pidfd, select.POLLIN)
+        ended.poll(1000 * max(0.0, deadline - time.monotonic()))
         os.close(pidfd)
         with suppress(ProcessLookupError):  # before `wait`: after it the number could be another group's
             os.killpg(process.pid, signal.SIGKILL)

@@ -90,7 +90,8 @@ def evaluate(
     check_environment(model)
     num_envs = min(episodes, MAX_ENVS)
     seeds = env_seeds((seed, EVALUATION), range(num_envs))
-    with closing(make_envs(model.env, seeds, free_cores(), rendered=video is not None)) as envs:
+    rendered, patience = video is not None, model.args.stuck_seconds
+    with closing(make_envs(model.env, seeds, free_cores(), rendered=rendered, patience=patience)) as envs:
         finished = _play(model, envs, num_envs, episodes, seed, greedy, device, video, progress)
     return Evaluation(model.env.env_id, seed, [finished[n] for n in range(episodes)])
 

@@ -43,7 +43,8 @@ def preflight(setup: Setup) -> None:
         check_key()
     if args.capture_video:
         need_extra("--capture-video", "imageio_ffmpeg", "video")
-        with closing(make_envs(env, seeds=[0], threads=1, rendered=True)) as envs:
+        patience = args.stuck_seconds
+        with closing(make_envs(env, seeds=[0], threads=1, rendered=True, patience=patience)) as envs:
             envs.reset()
             envs.receive()
             envs.render()

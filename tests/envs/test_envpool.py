@@ -8,7 +8,7 @@ import pytest
 
 from cleanba.cleanba_ppo import Args
 from cleanba.config.errors import UsageError
-from cleanba.envs.envpool import Envs, env_spec
+from cleanba.envs.envpool import Envs, _encoder, env_spec
 from cleanba.envs.episodes import Episode, EpisodeTracker
 from cleanba.envs.factory import env_threads
 from cleanba.envs.seeding import env_seeds
@@ -100,10 +100,21 @@ def test_a_dict_of_observations_stays_a_dict():
 
 
 def test_entries_of_nested_dicts_have_a_path():
-    space = spaces.Dict(goal=spaces.Dict(at=spaces.Box(0, 1, (2,))), speed=spaces.Box(0, 1, ()))
+    """A key may have a / of its own."""
+    entries = dict(goal=spaces.Dict(at=spaces.Box(0, 1, (2,))), speed=spaces.Box(0, 1, ()))
+    space = spaces.Dict(entries | {"goal/far": spaces.Box(0, 1, (1,))})
     assert {name: spec.shape for name, spec in obs_specs("Nested", space).items()} == {
         "goal/at": (2,),
         "speed": (),
+        "goal/far": (1,),
+    }
+    numbers = np.arange(3, dtype=np.float32)
+    obs = {"goal": {"at": numbers[:2]}, "speed": numbers[1], "goal/far": numbers[2:]}
+    encoded = _encoder(space)(obs)
+    assert {name: x.tolist() for name, x in encoded.items()} == {
+        "goal/at": [0, 1],
+        "speed": 1,
+        "goal/far": [2],
     }
 
 

@@ -1,5 +1,6 @@
 """Gymnasium's environments in worker processes: an actor thread sees what it sees of EnvPool."""
 
+import inspect
 from collections import Counter
 from contextlib import closing
 
@@ -13,8 +14,11 @@ from cleanba.cleanba_ppo import Args
 from cleanba.config.errors import UsageError
 from cleanba.envs import gymnasium_envs
 from cleanba.envs.factory import env_spec, make_envs
+from cleanba.envs.gymnasium_make import _takes
+from cleanba.envs.shared_rows import ObsWriter
 from cleanba.envs.spaces import obs_specs
 from cleanba.envs.spec import ActionSpec, ArraySpec
+from cleanba.envs.worker import to_action, to_actions
 
 CUE = "helpers.own_envs:Cue-v0"
 
@@ -102,6 +106,30 @@ def test_spaces_of_every_kind():
         assert obs.tolist() == [[[0, 1], [2, 2]], [[-1, 0], [0, 0]]]  # clipped to the bounds
 
 
+def test_an_action_at_a_bound_lies_in_a_space_of_doubles():
+    """Of four bytes, 0.3 is 0.30000001."""
+    space, row = spaces.Box(-0.3, 0.3, (2, 1), np.float64), np.array([0.3, -0.3], np.float32)
+    assert float(row[0]) > 0.3 and to_action(space, row).tolist() == [[0.3], [-0.3]]
+    assert space.contains(to_action(space, row))
+    assert to_actions(space, row[None]).tolist() == [[[0.3], [-0.3]]]
+
+
+def test_keys_with_a_slash_and_nested_ones():
+    box = spaces.Box(0, 9, (1,), np.float32)
+    space = spaces.Dict({"cam/left": box, "cam": spaces.Dict(right=box)})
+    specs = obs_specs("Own-v0", space)
+    assert specs.keys() == {"cam/left", "cam/right"}
+    rows = {f"obs/{name}": np.zeros((2, *part.shape), part.dtype) for name, part in specs.items()}
+    obs = {"cam/left": np.full(1, 3, np.float32), "cam": {"right": np.full(1, 4, np.float32)}}
+    ObsWriter(space, rows).write(1, obs, check_numbers=True)
+    assert {name: x.tolist() for name, x in rows.items()} == {
+        "obs/cam/left": [[0], [3]],
+        "obs/cam/right": [[0], [4]],
+    }
+    with pytest.raises(UsageError, match="--env-id Own-v0 has two observations of one name among cam/left "):
+        obs_specs("Own-v0", spaces.Dict({"cam/left": box, "cam": spaces.Dict(left=box)}))
+
+
 @pytest.mark.parametrize(
     ("space", "dtype"),
     [
@@ -152,6 +180,25 @@ def test_the_first_environment_is_rendered():
     assert (image.shape, image.dtype, image.max()) == ((32, 48, 3), np.uint8, 1)
 
 
+def first_image(env_id):
+    with closing(make_envs(spec(f"helpers.own_envs:{env_id}"), [1], 1, rendered=True)) as envs:
+        envs.reset()
+        envs.receive()
+        return envs.render()
+
+
+def test_a_class_that_takes_no_render_mode_may_render():
+    assert first_image("OneWayToRender-v0").shape == (32, 48, 3)
+    with pytest.raises(UsageError, match="NoImage-v0 cannot be recorded: it renders no image; leave the"):
+        first_image("NoImage-v0")
+
+
+def test_what_has_no_signature_is_given_the_render_mode():
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(dict)
+    assert _takes(dict, "render_mode")
+
+
 def test_the_flag_stacks_frames_here_too():
     env = spec("helpers.own_envs:Pixels-v0", '{"grayscale": true}', frame_stack=4)
     assert env.obs == ArraySpec((4, 12, 16), np.dtype(np.uint8), stack=4)
@@ -180,6 +227,7 @@ def test_a_class_that_the_user_has_registered_is_taken_whatever_envpool_has():
         ("helpers.own_envs:Cu-v0", "{}", "with Gymnasium; did you mean helpers.own_envs:Cue-v0"),
         ("no_such_module:Cue-v0", "{}", "no module no_such_module .*PYTHONPATH or in the current folder"),
         ("helpers.own_envs:NoEnvironment-v0", "{}", "must inherit from the gymnasium.Env class"),
+        ("helpers.own_envs:NoSpaces-v0", "{}", "cannot be made\n(?s:.*)no attribute 'observation_space'"),
         (CUE, '{"wind": 3}', "unexpected keyword argument 'wind'"),
         (CUE, '{"resize": [84, 84]}', "resize needs images, but observations are Box"),
         (CUE, '{"frame_stack": 0}', "frame_stack is 0; give a value like 1"),

@@ -1,6 +1,7 @@
 """Environments that go wrong in their worker processes: one clear line, and nothing is left running."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from helpers.runs import REPO
 from cleanba.cleanba_ppo import Args
 from cleanba.config.errors import EnvError, UsageError
 from cleanba.envs.factory import env_spec, make_envs
-from cleanba.envs.gymnasium_envs import register
+from cleanba.envs.gymnasium_envs import default_options, register
 from cleanba.envs.seeding import env_seeds
 from cleanba.envs.shared_rows import BadObservation, ObsWriter
+from cleanba.envs.worker import MAX_REPORT
 
 ELSEWHERE = {"PYTHONPATH": f"{REPO}:{REPO / 'tests'}", "JAX_NUM_CPU_DEVICES": "1"}
 PREFIX = "environment 1 of helpers.own_envs:Faulty-v0 "
@@ -33,6 +35,10 @@ def faulty(fault, seeds=(2, 3, 4), threads=2):
 
 def play(envs, steps=10):
     envs.reset()
+    play_on(envs, steps)
+
+
+def play_on(envs, steps=10):
     for _ in range(steps):
         step = envs.receive()
         envs.send(np.zeros(len(step.env), np.int32), step.env)
@@ -54,6 +60,20 @@ def test_a_failure_names_the_environment_and_ends_all(fault, says):
     with faulty(fault) as envs, pytest.raises(EnvError, match=PREFIX + says):
         play(envs)
     assert not still_running(before, seconds=10)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("raises in render", "failed while being rendered\n(?s:.*)ValueError: a bad image"),
+        ("is killed in render", "has ended its worker process, which was killed by SIGKILL"),
+    ],
+)
+def test_a_failure_while_an_image_is_made_names_the_first_environment(fault, says):
+    with faulty(fault) as envs:
+        play(envs, steps=1)
+        with pytest.raises(EnvError, match="environment 0 of helpers.own_envs:Faulty-v0 " + says):
+            envs.render()
 
 
 @pytest.mark.parametrize(
@@ -103,6 +123,14 @@ def test_an_entry_that_is_missing_in_an_observation_is_named():
         writer.write(0, part, check_numbers=True)
 
 
+@pytest.mark.timeout(30)  # a worker whose report fills the pipe would wait forever
+def test_a_report_is_cut_to_what_fits_into_a_pipe():
+    env = env_spec(Args(env_id="helpers.own_envs:Careless-v0", env_options='{"fault": "long reward"}'))
+    with closing(make_envs(env, [1], 1)) as envs, pytest.raises(EnvError, match="the reward 'much") as raised:
+        play(envs)
+    assert len(raised.value.what) == MAX_REPORT
+
+
 def test_a_worker_that_somebody_kills_is_noticed_while_idle():
     """It is named by the first of its environments: the second worker has 4 to 7."""
     before = children()
@@ -114,6 +142,18 @@ def test_a_worker_that_somebody_kills_is_noticed_while_idle():
             EnvError, match=r"^environment 4 of .* has lost its worker process.*killed by SIGKILL"
         ):
             envs.receive()  # nothing was sent, so nothing else can come
+
+
+@pytest.mark.timeout(60)
+def test_an_evaluation_names_one_that_hangs():
+    """No watchdog looks after it."""
+    env = env_spec(Args(env_id="helpers.own_envs:Faulty-v0", env_options='{"fault": "hangs"}'))
+    hangs = pytest.raises(EnvError, match=PREFIX + "has been in the middle of a step for 2 s")
+    with closing(make_envs(env, [2, 3, 4], 2, patience=60)) as envs:
+        play(envs, steps=1)
+        envs._workers._patience = 2
+        with hangs:
+            play_on(envs)
 
 
 def test_a_worker_that_hangs_is_ended_with_the_run():
@@ -138,15 +178,27 @@ def test_what_is_printed_while_the_spaces_are_looked_at_goes_to_standard_error(c
     assert capfd.readouterr() == ("", "made\n")
 
 
+def test_what_a_module_prints_goes_to_standard_error(tmp_path, monkeypatch, capfd):
+    """Both where it is named, and where only what is registered names it."""
+    names = "import gymnasium; gymnasium.register('Printing-v0', entry_point='is_registered:Cue')"
+    (tmp_path / "is_named.py").write_text(f"print('named'); {names}")
+    (tmp_path / "is_registered.py").write_text("print('registered'); from helpers.own_envs import Cue")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert default_options("is_named:Printing-v0")["delay"] == 0.0
+    assert capfd.readouterr() == ("", "named\nregistered\n")
+
+
 class Talkative(Cue):
     def __init__(self, **how):
         print("made")
         super().__init__(**how)
 
 
-def test_the_copy_that_an_environment_has_forked_ends():
+@pytest.mark.parametrize("fault", ["forks", "a copy raises"])
+def test_the_copy_that_an_environment_has_forked_ends(fault):
+    """And says nothing, in place of the environment."""
     before = children()
-    with faulty("forks") as envs:
+    with faulty(fault, seeds=(3, 2, 4)) as envs:
         play(envs, steps=5)
         (worker,) = (p for p in map(psutil.Process, children() - before) if p.children())
         (copy,) = worker.children()
@@ -154,7 +206,25 @@ def test_the_copy_that_an_environment_has_forked_ends():
         while copy.status() != psutil.STATUS_ZOMBIE:  # it ends by itself, while its environment goes on
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        assert envs.render().shape == (32, 48, 3)
     assert not still_running(before, seconds=10)
+
+
+def test_where_the_numbers_of_files_are_high_all_ends():
+    """Beyond 1023, which is the last that `select` takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard) if hard > 0 else 2048, hard))
+    before, opened = children(), []
+    try:
+        while not opened or opened[-1] < 1024:
+            opened.append(os.open("/dev/null", os.O_RDONLY))
+        with faulty("") as envs:
+            play(envs, steps=1)
+    finally:
+        for fd in opened:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not still_running(before, seconds=0)
 
 
 def test_a_factory_that_cannot_be_pickled_is_refused():

@@ -23,7 +23,7 @@ class ScriptedEnvs:
 
     lengths = ([9], [2, 3, 1, 1, 1, 1, 1])
 
-    def __init__(self, env, seeds, threads, *, batch, background, rendered):
+    def __init__(self, env, seeds, threads, *, batch, background, rendered, patience):
         self.left = [list(lengths) for lengths in self.lengths]
         self.resetting = [False] * len(seeds)
         self.started = False

@@ -21,8 +21,10 @@ def workers(round: Round) -> list[psutil.Process]:
     return [p for p in round.processes() if "cleanba.envs.worker" in p.cmdline()]
 
 
-def going_wrong(how: str, *messages: str, flags: tuple[str, ...] = ()) -> Callable[[Round], Result]:
-    """In the middle of a step."""
+def going_wrong(
+    how: str, *messages: str, flags: tuple[str, ...] = (), limit: float = 5
+) -> Callable[[Round], Result]:
+    """In the middle of a step; the run ends within `limit` seconds."""
 
     def fault(round: Round) -> Result:
         process = start(round, *flags)
@@ -32,7 +34,7 @@ def going_wrong(how: str, *messages: str, flags: tuple[str, ...] = ()) -> Callab
         order.rename(round.folder / "env-fault")
         now = round.wait_for_fault(process)
         seconds = round.expect_exit(process, now, 1, "error: ", "lost:", *messages)
-        assert seconds < 60, f"it took {seconds:.1f} s"
+        assert seconds < limit, f"it took {seconds:.1f} s"
         return Result(seconds, round.resume("resumed after update"))
 
     return fault
@@ -45,6 +47,7 @@ def worker_killed(round: Round) -> Result:
     now = time.monotonic()
     round.rng.choice(workers(round)).kill()
     seconds = round.expect_exit(process, now, 1, f"of {ENV} has ", "killed by SIGKILL", "lost:")
+    assert seconds < 5, f"it took {seconds:.1f} s"
     return Result(seconds, round.resume("resumed after update"))
 
 
@@ -67,6 +70,7 @@ def ctrl_c(round: Round) -> Result:
     now = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     seconds = round.expect_exit(process, now, PREEMPTED, "stopped by SIGINT after update")
+    assert seconds < 5, f"it took {seconds:.1f} s"
     lost = round.resume()
     assert lost == 0, f"{lost} steps were lost"
     return Result(seconds, lost)
@@ -77,7 +81,7 @@ ENV_FAULTS: dict[str, Callable[[Round], Result]] = {
         "raises", f"of {ENV} failed while taking a step", "ValueError: a bad step"
     ),
     "Gymnasium environment that hangs": going_wrong(
-        "hangs", f"of {ENV} is in the middle of a step", flags=tuple(STUCK)
+        "hangs", f"of {ENV} is in the middle of a step", flags=tuple(STUCK), limit=60
     ),
     "Gymnasium environment whose process dies": going_wrong(
         "is killed", f"of {ENV} has ended its worker process, which was killed by SIGKILL"

@@ -99,6 +99,14 @@ class Faulty(Cue):
             self.go_wrong()
         return super().step(action)
 
+    def render(self):
+        match self.fault:
+            case "raises in render":
+                raise ValueError("a bad image")
+            case "is killed in render":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().render()
+
     def go_wrong(self):
         match self.fault:
             case "raises":
@@ -113,6 +121,9 @@ class Faulty(Cue):
                 raise SystemExit(3)
             case "forks":
                 os.fork()
+            case "a copy raises":
+                if not os.fork():
+                    raise ValueError("of the copy")
             case "forks and exits":
                 subprocess.Popen(["sleep", "1000"])
                 os._exit(7)
@@ -143,11 +154,31 @@ class Careless(Cue):
                 return obs, reward, terminated, info
             case "None":
                 return None
-        return obs, "much" if self.fault == "reward" else reward, terminated, truncated, info
+        reward = {"reward": "much", "long reward": "much" * 100_000}.get(self.fault, reward)
+        return obs, reward, terminated, truncated, info
 
 
 class NoEnvironment:
     pass
+
+
+class NoSpaces(gymnasium.Env):
+    pass
+
+
+class NoImage(Cue):
+    """Cannot be rendered, as most classes that somebody has written for a training."""
+
+    def __init__(self):
+        super().__init__()
+
+    def render(self):
+        return gymnasium.Env.render(self)
+
+
+class OneWayToRender(NoImage):
+    def render(self):
+        return Cue.render(self)
 
 
 class Together(SyncVectorEnv):
@@ -167,7 +198,7 @@ class FaultyTogether(Together):
     OF = Faulty
 
 
-for _name in ("Pixels", "Careless", "NoEnvironment"):
+for _name in ("Pixels", "Careless", "NoEnvironment", "NoSpaces", "NoImage", "OneWayToRender"):
     gymnasium.register(f"{_name}-v0", f"{__name__}:{_name}")
 for _name, _together in {"Cue": "Together", "Odd": "OddTogether", "Faulty": "FaultyTogether"}.items():
     gymnasium.register(f"{_name}-v0", f"{__name__}:{_name}", vector_entry_point=f"{__name__}:{_together}")

@@ -17,7 +17,7 @@ class PythonEnvs:
 
     CUES_CHANGE = True  # with each step, not only with each episode
 
-    def __init__(self, env, seeds, threads, *, batch=None, background=False, rendered=False):
+    def __init__(self, env, seeds, threads, *, batch=None, background=False, rendered=False, patience=None):
         self.batch = batch or len(seeds)
         self.rngs = [np.random.default_rng(seed) for seed in seeds]
         self.steps = np.zeros(len(seeds), int)
