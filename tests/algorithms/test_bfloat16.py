@@ -14,7 +14,7 @@ CATCH = make_spec("ImageCatch", (1, 2 * SIZE, 2 * SIZE), np.uint8, 3)
 class Catch(Envs):
     """A ball falls, a paddle in the last row goes left, stays or goes right: 1 for a catch, -1 otherwise."""
 
-    def __init__(self, env, seeds, threads, *, batch, background, rendered):
+    def __init__(self, env, seeds, threads, *, batch, background, rendered, patience):
         self.batch = len(seeds)
         self.rngs = [np.random.default_rng(seed) for seed in seeds]
         self.env = np.arange(len(seeds), dtype=np.int32)

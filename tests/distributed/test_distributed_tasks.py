@@ -1,6 +1,7 @@
 """Continuous actions with normalization, and Gymnasium's environments, in a job of two processes."""
 
 import numpy as np
+import pytest
 from helpers.jobs import exit_codes, outputs
 from helpers.runs import read_rows
 from safetensors.numpy import load_file
@@ -9,6 +10,7 @@ SIZES = dict(env_id="Pendulum-v1", num_steps=16, num_minibatches=2, inference_ba
 FLAGS = "--hiddens 16 --num-actor-threads 1 --env-threads 1 --normalize-observations --normalize-rewards"
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_statistics_of_one(run, start, tmp_path):
     """The first data to the bit, and the statistics that have acted twice up to reassociation."""
     normalized = dict(normalize_observations=True, normalize_rewards=True, local_num_envs=24)
@@ -29,6 +31,7 @@ def test_two_processes_have_the_statistics_of_one(run, start, tmp_path):
 CUE = dict(env_id="helpers.own_envs:Cue-v0", num_steps=16, inference_batch=4, env_threads=2, hiddens=(16,))
 
 
+@pytest.mark.slow
 def test_gymnasium_s_environments_do_not_know_which_process_steps_them(run, start, tmp_path):
     """Two processes with 8 environments each, delayed at random, see what one with 16 sees, to the bit; and
     the params that have learned from it are the same up to reassociation."""

@@ -213,7 +213,7 @@ def test_layouts_with_the_same_environments_give_the_same_run(run, which, env, c
     assert moved > 50 * SAME, "SGD did not move: no test"
 
 
-@each_algorithm
+@ppo_and_slowly_impala
 def test_chunks_change_no_more_than_the_last_bits(run, which):
     same = ALGORITHMS[which] | dict(local_num_envs=12, total_timesteps=5 * 16 * 12)  # impala: six columns
     whole, _ = run(sgd(which), **same, gradient_chunk=1000)
@@ -230,7 +230,8 @@ def fails(why, check, *args, **kwargs):
         check(*args, **kwargs)
 
 
-@ppo_and_slowly_impala
+@pytest.mark.slow
+@each_algorithm
 def test_without_keys_from_identity_stepping_changes_bits(run, monkeypatch, which):
     """The key of an action is that of its row in the batch."""
 
@@ -261,6 +262,7 @@ def test_without_both_versions_for_a_straddling_batch_stepping_changes_bits(run,
 TWO_LAYOUTS = {name: LAYOUTS[name] for name in ("a0-l0", "a0-l1,2")}
 
 
+@pytest.mark.slow
 @each_algorithm
 def test_without_a_minibatch_plan_by_environment_layouts_change_params(run, monkeypatch, which):
     """A minibatch is drawn from the columns that a learner happens to have."""

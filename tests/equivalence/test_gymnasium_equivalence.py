@@ -16,7 +16,7 @@ PIXELS = CUE | dict(
 )
 
 
-@pytest.mark.parametrize("which", ALGORITHMS)
+@pytest.mark.parametrize("which", ["ppo", pytest.param("impala", marks=pytest.mark.slow)])
 def test_neither_stepping_nor_workers_nor_delays_change_a_bit(run, which):
     """Delays are in options, which the data digest does not cover."""
     flags = ALGORITHMS[which] | CUE | dict(concurrency=True, inference_batch=4)

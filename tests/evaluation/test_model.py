@@ -27,7 +27,10 @@ def saved(tmp_path):
     [
         dict(),
         dict(env_id="Breakout-v5", network="nature", atari_preset="impala"),
-        dict(env_id="Breakout-v5", channels=(4, 8), hiddens=(16, 16), compute_dtype="bfloat16"),
+        pytest.param(
+            dict(env_id="Breakout-v5", channels=(4, 8), hiddens=(16, 16), compute_dtype="bfloat16"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_model_comes_back_bit_for_bit(tmp_path, flags):

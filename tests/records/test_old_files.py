@@ -159,5 +159,7 @@ def test_an_old_run_resumes(tmp_path, capsys):
     assert rows[2]["charts/learning_rate"] == pytest.approx(2.5e-4 / 3)
     record = read_record(run_dir)
     assert [part["from_update"] for part in record["parts"]] == [0, 2] and record["begun_with_envs"] == 4
-    assert record.keys() == read_record(OLD_RUN).keys() | {"algorithm", "run_id"}, "of a resumed run"
+    assert record.keys() == read_record(OLD_RUN).keys() | {"algorithm", "run_id", "env_origin"}, (
+        "of a resumed run"
+    )
     assert is_finished(run_dir)

@@ -50,6 +50,7 @@ def test_tensorboard_drops_what_was_after_the_checkpoint(killed):
     assert [step for tag, step, _ in read_events(killed) if tag == "losses/loss"] == [6 * 64, 9 * 64, 10 * 64]
 
 
+@pytest.mark.slow
 def test_the_tracked_run_continues_and_repeats_nothing(tmp_path):
     """Rows up to update 6 were sent, the checkpoint is of update 4."""
     env = offline(tmp_path)

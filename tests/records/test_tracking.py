@@ -19,17 +19,8 @@ def train(tmp_path, script, *flags, **env):
     return run_python(tmp_path, REPO / "cleanba" / script, *flags, base=offline(tmp_path), timeout=200, **env)
 
 
-@pytest.mark.parametrize(
-    "learners",
-    [
-        pytest.param("0", marks=pytest.mark.slow),
-        pytest.param("0 1", marks=pytest.mark.slow),
-        pytest.param("1 2", marks=pytest.mark.slow),
-        "1 2 3",
-        pytest.param("1 2 3 4", marks=pytest.mark.slow),
-        pytest.param("1 2 3 4 5 6", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("learners", ["0", "0 1", "1 2", "1 2 3", "1 2 3 4", "1 2 3 4 5 6"])
 def test_the_layouts_of_the_60_environment_preset(tmp_path, learners):
     flags = f"--actor-device-ids 0 --learner-device-ids {learners} --track"
     small = "--num-steps 4 --total-timesteps 480 --channels 4 --hiddens 16 --update-epochs 1"

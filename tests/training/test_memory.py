@@ -49,7 +49,9 @@ def find_the_side(run, monkeypatch, which, updates, **flags):
     return rows[-1]["charts/avg_episodic_return"]
 
 
-@pytest.mark.parametrize(("which", "kind"), [("ppo", "gru"), ("impala", "lstm")])
+@pytest.mark.parametrize(
+    ("which", "kind"), [pytest.param("ppo", "gru", marks=pytest.mark.slow), ("impala", "lstm")]
+)
 def test_a_memory_begins_to_find_the_side(run, monkeypatch, which, kind):
     assert find_the_side(run, monkeypatch, which, 30, recurrent=kind) > 0.7
 
@@ -123,7 +125,8 @@ LAYOUTS = {
 }
 
 
-@ppo_and_slowly_impala
+@pytest.mark.slow
+@each_algorithm
 def test_layouts_agree(run, which):
     flags = ALGORITHMS[which] | LSTM | dict(inference_batch=6, num_minibatches=2, gradient_chunk=48)
     flags |= dict(total_timesteps=5 * 16 * 24)
@@ -234,7 +237,7 @@ KINDS: dict = {  # of observations and actions
     "continuous": dict(env_id="Pendulum-v1", env_options='{"max_episode_steps": 12}'),
     "images": dict(env_id="Breakout-v5", atari_preset="impala", frame_stack=2, channels=(2,)),
 }
-FAST = {("ppo", "dict, masks"), ("impala", "several numbers"), ("impala", "continuous"), ("ppo", "images")}
+FAST = {("ppo", "dict, masks"), ("impala", "continuous")}
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class Target:
     """The reward is the negative squared distance of the action [2] from a target. Episodes are truncated.
     The environments come in the order in which they were sent, in batches."""
 
-    def __init__(self, env, seeds, threads, *, batch, background, rendered):
+    def __init__(self, env, seeds, threads, *, batch, background, rendered, patience):
         self.batch, self.steps = batch or len(seeds), np.zeros(len(seeds), np.int32)
         self.reward, self.sent = np.zeros(len(seeds), np.float32), []
 

@@ -14,7 +14,9 @@ from cleanba.config.errors import NotFinite, UsageError
 
 NORMALIZED = dict(normalize_observations=True, normalize_rewards=True)
 PENDULUM = NORMALIZED | dict(env_id="Pendulum-v1", hiddens=(16, 16), separate_critic=True)
-each_algorithm = pytest.mark.parametrize("which", ALGORITHMS)
+ppo_and_slowly_impala = pytest.mark.parametrize(
+    "which", ["ppo", pytest.param("impala", marks=pytest.mark.slow)]
+)
 
 
 # ------------------------------------------------------------------------------------------- is it learned
@@ -38,9 +40,16 @@ def test_pendulum_is_solved(run):
     assert swing_up(run, 260_000, **larger_batches) > -200
 
 
-@pytest.mark.parametrize("envs", [TwoNumbers, LargestAllowed])
-@each_algorithm
-def test_a_small_task_is_solved(run, monkeypatch, envs, which):
+@pytest.mark.parametrize(
+    ("which", "envs"),
+    [
+        ("ppo", TwoNumbers),
+        ("impala", LargestAllowed),
+        pytest.param("ppo", LargestAllowed, marks=pytest.mark.slow),
+        pytest.param("impala", TwoNumbers, marks=pytest.mark.slow),
+    ],
+)
+def test_a_small_task_is_solved(run, monkeypatch, which, envs):
     use_python_envs(monkeypatch, envs)
     sizes = dict(local_num_envs=16, num_steps=16, total_timesteps=100 * 256, hiddens=(32,), ent_coef=0.001)
     sizes |= dict(
@@ -54,14 +63,14 @@ def test_a_small_task_is_solved(run, monkeypatch, envs, which):
 # ------------------------------------------------------------------------------------------- the contract
 
 
-@each_algorithm
+@ppo_and_slowly_impala
 def test_the_same_command_gives_the_same_bits_in_sync_and_async(run, which):
     flags = ALGORITHMS[which] | PENDULUM | dict(concurrency=True, inference_batch=2)
     first, *others = [digests(run(**flags, env_stepping=way)[1]) for way in ("sync", "async", "async")]
     assert all(other == first for other in others) and len(set(first)) == 5
 
 
-@each_algorithm
+@ppo_and_slowly_impala
 def test_layouts_agree(run, which):
     flags = ALGORITHMS[which] | PENDULUM | dict(local_num_envs=24, inference_batch=6, num_minibatches=2)
     flags |= dict(total_timesteps=5 * 16 * 24)
