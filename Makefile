@@ -19,14 +19,17 @@ INSTALL_LOCK := $(PIP) install -qq --require-hashes --no-deps -r
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-all faults lint format lock clean docs
+.PHONY: help install installed train test test-all faults lint format lock clean docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-install: $(VENV)/.installed $(if $(CUDA),$(VENV)/.installed-cuda) ## Make the environment, without training
+install: installed ## Make the environment, without training
+	@echo "Installed; \`source $(VENV)/bin/activate\` puts cleanba on the path."
 
-train: install ## Train PPO; options go in ARGS="..."
+installed: $(VENV)/.installed $(if $(CUDA),$(VENV)/.installed-cuda)
+
+train: installed ## Train PPO; options go in ARGS="..."
 	$(BIN)/python cleanba/cleanba_ppo_fit.py $(ARGS)
 
 # Two at a time; WORKERS= runs them in one process.
@@ -39,7 +42,7 @@ test: $(VENV)/.installed-dev ## Run the tests, without the slow ones
 test-all: $(VENV)/.installed-dev ## Run all the tests
 	$(PYTEST) $(ARGS)
 
-faults: $(VENV)/.installed-dev ## Do harm to sixty real runs, at random moments; options go in ARGS="..."
+faults: $(VENV)/.installed-dev ## Play the fault suite: sixty real runs, each harmed at a random moment; options go in ARGS="..."
 	$(BIN)/python tests/faults/fault_suite.py $(ARGS)
 
 lint: $(VENV)/.installed-dev ## Check style, formatting, types and the direction of imports
@@ -67,14 +70,14 @@ docs: $(VENV)/.installed-dev ## Build the documentation as a site, site/index.ht
 
 # The stamps: installed once, and again when the project file or a lock file changes.
 $(VENV)/.installed: pyproject.toml requirements.lock | $(BIN)/python
-	@echo "Installing the packages of requirements.lock into $(VENV) (about 1 minute) ..."
+	@echo "Installing the packages of requirements.lock into $(VENV) (one or two minutes) ..."
 	@$(INSTALL_LOCK) requirements.lock
 	@$(PIP) install -qq --no-deps -e .
 	@touch $@
 
 # requirements-dev.lock is requirements.lock and what the tests, the documentation and the other extras need.
 $(VENV)/.installed-dev: requirements-dev.lock $(VENV)/.installed
-	@echo "Installing the packages of requirements-dev.lock into $(VENV) (about 1 minute) ..."
+	@echo "Installing the packages of requirements-dev.lock into $(VENV) (one or two minutes) ..."
 	@$(INSTALL_LOCK) requirements-dev.lock
 	@touch $@
 

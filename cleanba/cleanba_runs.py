@@ -22,8 +22,8 @@ from cleanba.records.run_status import RunStatus, run_status
 from cleanba.runtime.command import command
 from cleanba.runtime.messages import printable, say, show
 
-DESCRIPTION = """List the runs in a folder, the newest last: what became of them, how far they are, their
-mean return over the last episodes, and how long ago they last wrote. Below the table are the commands that
+DESCRIPTION = """List the runs in a folder, last the one that wrote last: what became of them, how far they are, their
+mean return over the last episodes and in the evaluation, and how long ago they last wrote. Below the table are the commands that
 continue the stopped ones."""
 STYLES = {"running": "green", "stopped": "yellow", "empty": "dim", "damaged": "red"}
 MAX_COMMANDS = 10
@@ -33,7 +33,7 @@ MAX_WIDTH = 10_000  # columns, without a terminal
 
 @dataclass(frozen=True)
 class Args:
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")] = (
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER ...]")] = (
         Path("runs"),
     )
     """run folders, or folders that contain them at any depth"""

@@ -294,5 +294,5 @@ def _check_positional(flags: list[Flag], words: dict[str, list[str]], prog: str 
         switch = given.removeprefix("--no-").removeprefix("--")
         raise UsageError(f"{given} takes no value; give --{switch} or --no-{switch}")
     if flags:
-        raise UsageError(f"{extra[-1]!r} is one too many; {prog or 'this command'} needs {needed}")
+        raise UsageError(f"unexpected argument {extra[-1]!r}; {prog or 'this command'} needs {needed}")
     raise UsageError(f"{extra[0]!r}{f' after {given}' if given else ''} belongs to no flag")

@@ -106,7 +106,7 @@ class NotOwn(UsageError):
 
 def _check_owner(run_dir: Path) -> None:
     if not run_dir.is_dir():
-        raise UsageError(f"--resume {run_dir} is not a folder; give a run folder")
+        raise UsageError(f"--resume {run_dir} is not a folder; give a run folder, or auto for this command's newest; `cleanba runs` lists all")
     try:
         own = is_own_folder(run_dir)
     except OSError as error:

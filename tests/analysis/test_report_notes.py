@@ -30,7 +30,7 @@ def test_runs_that_do_not_count_are_noted(tmp_path):
     assert normalised.games == ["Pong"] and set(normalised.groups) == {"impala", "ppo"}
     assert comparison.cell("ppo", "Breakout").scores.tolist() == [2, 2]
     assert notes_of(comparison) == {
-        "Runs that could not be read": ["Pong-v5__ppo__4__1700000000: no update yet"],
+        "Runs without data": ["Pong-v5__ppo__4__1700000000: no update yet"],
         INCOMPLETE: ["Breakout, ppo, seed 3: stopped at 100 of 200 steps"],
         REPEATED: ["Breakout, ppo, seed 2: again does not count"],
         "Missing seeds": [

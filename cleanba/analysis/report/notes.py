@@ -33,7 +33,7 @@ def _on_runs(comparison: Comparison) -> Notes:
 
     return {
         "Folders that could not be opened": comparison.unopened,
-        "Runs that could not be read": [
+        "Runs without data": [
             f"{as_text(x.run.path.name)}: {x.run.damage or 'no update yet'}" for x in are("not read")
         ],
         "Runs without a finished episode": [_name(x) for x in are("no episode")],

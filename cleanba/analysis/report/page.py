@@ -182,7 +182,8 @@ class Page(NamedTuple):
         )
         text = (
             f"The mean return of the last {RECENT_GAMES} episodes. A line is the mean over a group's seeds, "
-            "drawn as far as every seed has come; the area around it is the 95 % interval."
+            "drawn as far as every seed has come; the area around it is the 95 % interval, or that from the "
+            "lowest to the highest of three seeds or fewer."
         )
         if len(self.cards) == 1:
             ((steps, time),) = self.cards.values()
