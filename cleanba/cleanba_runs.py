@@ -22,9 +22,9 @@ from cleanba.records.run_status import RunStatus, run_status
 from cleanba.runtime.command import command
 from cleanba.runtime.messages import printable, say, show
 
-DESCRIPTION = """List the runs in a folder, last the one that wrote last: what became of them, how far they are, their
-mean return over the last episodes and in the evaluation, and how long ago they last wrote. Below the table are the commands that
-continue the stopped ones."""
+DESCRIPTION = """List the runs in a folder, last the one that wrote last: what became of them, how far
+they are, their mean return over the last episodes and in the evaluation, and how long ago they last
+wrote. Below the table are the commands that continue the stopped ones."""
 STYLES = {"running": "green", "stopped": "yellow", "empty": "dim", "damaged": "red"}
 MAX_COMMANDS = 10
 MIN_NAME = 12  # columns of a folder's name, however narrow the terminal

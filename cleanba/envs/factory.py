@@ -43,7 +43,8 @@ def backend_of(env_id: str) -> str:
             return name
     lower = {known_id.lower(): known_id for ids in known.values() for known_id in ids}
     near = [lower[x] for x in difflib.get_close_matches(env_id.lower(), lower, n=3, cutoff=0.6)]
-    hint = f"did you mean {', '.join(near)}?" if near else "`cleanba envs` lists all; your own is module:Id"
+    hint = f"did you mean {', '.join(near)}?" if near else "`cleanba envs` lists all."
+    hint += " Your own is module:Id"
     installed = " or ".join(shown for name, shown in NAMES.items() if name in BACKENDS)
     article = "an" if installed.startswith("E") else "a"
     raise UsageError(f"--env-id {env_id} is not {article} {installed} environment; {hint}")
@@ -52,7 +53,7 @@ def backend_of(env_id: str) -> str:
 def origin(env: EnvSpec) -> str:
     """Whose it is: several libraries may have the same id, and a class of the user's own."""
     is_own = env.backend == "gymnasium" and gymnasium_envs.is_own(env.env_id)
-    return "a class or function of your own" if is_own else NAMES.get(env.backend, env.backend)
+    return "a class or function given in Python" if is_own else NAMES.get(env.backend, env.backend)
 
 
 def env_spec(args: RunArgs) -> EnvSpec:

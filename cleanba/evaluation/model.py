@@ -214,7 +214,9 @@ def _read_tensors(path: Path, file: Any, template: Published, names: set[str] | 
     """All tensors in the file, or those of these names, which must be those of the template."""
     expected = _types(template)
     found = {printable(name): slice_type(file.get_slice(name)) for name in names or file.keys()}
-    check_tensors(f"the params in {path} do not fit the arguments", found, expected)
+    check_tensors(
+        f"the params in {path} do not fit its arguments, or the algorithm's file has changed", found, expected
+    )
     return jax.tree.unflatten(jax.tree.structure(template), map(file.get_tensor, expected))
 
 

@@ -106,7 +106,8 @@ class NotOwn(UsageError):
 
 def _check_owner(run_dir: Path) -> None:
     if not run_dir.is_dir():
-        raise UsageError(f"--resume {run_dir} is not a folder; give a run folder, or auto for this command's newest; `cleanba runs` lists all")
+        fix = "give a run folder (`cleanba runs` lists all), or auto for the newest of this command"
+        raise UsageError(f"--resume {run_dir} is not a folder; {fix}")
     try:
         own = is_own_folder(run_dir)
     except OSError as error:
@@ -165,7 +166,9 @@ def _resume_from(
             raise OtherRun
         checkpoint = find_checkpoint(run_dir, like(args), record.get("run_id"))
         if checkpoint is None:
-            raise NothingSaved(f"{run_dir} has no checkpoint to resume from")
+            damaged = len(list(run_dir.glob("checkpoints/*.damaged")))
+            why = f"; {damaged} are damaged and were set aside (*.damaged)" if damaged else ""
+            raise NothingSaved(f"{run_dir} has no checkpoint to resume from{why}")
         total, steps = args.total_timesteps, checkpoint.row["global_step"]
         if total < steps:
             raise UsageError(

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from cleanba.agents.algorithm import Decision, Published, Rollout, State
 from cleanba.config.batch_plan import BatchPlan
-from cleanba.config.errors import EnvError, NotFinite, UsageError
+from cleanba.config.errors import EnvError, NotFinite
 from cleanba.envs.episodes import Episode, EpisodeTracker
 from cleanba.envs.frame_stack import DeviceFrameStack, frames_since_reset
 from cleanba.envs.spec import ACTION_MASK, EnvSpec, EnvStep, VectorEnv
@@ -231,8 +231,8 @@ class Actor:
         if self._mask_leaf is not None:
             stuck = self._valid[env] & ~obs[self._mask_leaf].any(axis=1)
             for row in np.flatnonzero(stuck):
-                e, s = self.env_id[env[row]], step[row] + 1
-                raise UsageError(f"environment {e} of {self.env.env_id} forbids every action at its step {s}")
+                what = f"forbids every action at its step {step[row] + 1}"
+                raise EnvError(self.env.env_id, int(self.env_id[env[row]]), what)
 
     def _begin(self, env_step: EnvStep) -> None:
         obs = obs_leaves(env_step.obs)

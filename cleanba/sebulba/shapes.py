@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from cleanba.agents.algorithm import Algorithm, Decision, Extra, Rollout, State
+from cleanba.agents.algorithm import Algorithm, Decision, Extra, Loss, Rollout, State
 from cleanba.config.batch_plan import BatchPlan
 from cleanba.config.errors import UsageError
 from cleanba.envs.spec import EnvSpec
@@ -15,10 +15,9 @@ from cleanba.runtime.tensors import named_leaves, tensor_type
 from cleanba.sebulba.learner import global_sum, map_per_env, take_rows
 
 
-def check_next_extra(algorithm: Algorithm, plan: BatchPlan, env: EnvSpec, like: Decision) -> None:
-    """It must be like the extra that `init` gives: a program is compiled once, and a checkpoint has names."""
-    if algorithm.next_extra is None:
-        return
+def check_update(algorithm: Algorithm, plan: BatchPlan, env: EnvSpec, like: Decision) -> None:
+    """The next extra must be like the one that `init` gives: a program is compiled once, and a checkpoint has
+    names."""
     if problem := difference(*trace_update(algorithm, plan, env, like)):
         raise UsageError(f"next_extra gives {problem}")
 
@@ -36,6 +35,7 @@ def trace_update(algorithm: Algorithm, plan: BatchPlan, env: EnvSpec, like: Deci
         minibatch, chunk = (jax.tree.map(lambda x, at=at: x[at], slots) for at in (0, (0, 0)))
         statistics = algorithm.statistics(take_rows(batch, minibatch), minibatch.mask, global_sum)
         loss = algorithm.loss(published, take_rows(batch, chunk), chunk.mask, statistics)
+        check_scalars(loss)
         if algorithm.next_extra is None:
             return published.extra, published.extra
         metrics = {name: jnp.asarray(0.0) for name in loss.metrics}
@@ -50,6 +50,13 @@ def trace_update(algorithm: Algorithm, plan: BatchPlan, env: EnvSpec, like: Deci
             raise
         problem = "next_extra gives something of the rollout of one learner"
         raise UsageError(f"{problem}; put it through global_sum, so that all get the same") from None
+
+
+def check_scalars(loss: Loss) -> None:
+    for name, x in named_leaves(loss._asdict()).items():
+        if jnp.shape(x):
+            kind = tensor_type(x.dtype, x.shape)
+            raise UsageError(f"loss gives {name} as {kind}; give a sum over the rows of the chunk, a scalar")
 
 
 def rollout_of_zeros(algorithm: Algorithm, plan: BatchPlan, env: EnvSpec, like: Decision) -> Rollout:

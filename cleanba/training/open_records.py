@@ -91,7 +91,7 @@ def describe(setup: Setup) -> str:
         resumed = f"  ·  resumed after update {done} of {updates}"
         resumed += change_of_processes(str(previous.record.get("layout", "")), setup.topology.processes)
     if done >= updates:
-        resumed += ", so it is already complete; give more --total-timesteps to go on"
+        resumed += "; it is already complete: give more --total-timesteps to go on"
     lag = "  ·  policy lag 1" if setup.args.concurrency else ""
     kind, topology = setup.learner_devices[0].device_kind, setup.topology
     return f"{topology} on {kind}: {topology.in_words()}{lag}{resumed}"

@@ -34,7 +34,7 @@ from cleanba.runtime.tensors import named_leaves
 from cleanba.sebulba.inference import call_like, decision_like
 from cleanba.sebulba.learner import LearnerState, first_state
 from cleanba.sebulba.rollout import env_ids_of_columns
-from cleanba.sebulba.shapes import check_next_extra, difference, trace_update
+from cleanba.sebulba.shapes import check_update, difference
 from cleanba.sebulba.sharding import PER_LEARNER, from_process_0, put_on_learners
 from cleanba.training.unused_flags import refuse, unread, watched
 
@@ -92,9 +92,9 @@ def make_setup(
     check_devices_exist(topology)
     check_used(args, algorithm)
     like = checked_decision(algorithm, env)
-    check_next_extra(algorithm, plan, env, like)
-    if is_own and not start.resumes and unread(args, read):  # a run of before has what it has
-        trace_update(algorithm, plan, env, like)  # its functions may read them
+    if is_own or algorithm.next_extra:
+        check_update(algorithm, plan, env, like)
+    if is_own and not start.resumes:  # a run of before has what it has
         refuse(unread(args, read))
     digest = source_digest(type(args), make_algorithm) if is_own else None
     return Setup(args, topology, plan, env, algorithm, name, digest, like, start)

@@ -107,7 +107,7 @@ def test_the_cleanba_command_trains(tmp_path, monkeypatch, capsys, algorithm):
     monkeypatch.setattr(sys, "argv", again)
     cli.main()
     shown = capsys.readouterr().out
-    assert "already complete; give more --total-timesteps to go on" in shown and "update 1" not in shown
+    assert "it is already complete: give more --total-timesteps to go on" in shown and "update 1" not in shown
     assert list(run_dir.glob("*.cleanrl_model"))
 
 

@@ -105,7 +105,7 @@ def test_a_checkpoint_of_another_run_is_refused(killed, capsys):
     record = read_args(killed)
     record["run_id"] = "another"
     (killed / "args.json").write_text(json.dumps(record))
-    with pytest.raises(UsageError, match="has no checkpoint to resume from"):
+    with pytest.raises(UsageError, match=r"no checkpoint to resume from; \d are damaged and were set aside"):
         resume(killed)
     assert "it belongs to another run" in capsys.readouterr().err
 

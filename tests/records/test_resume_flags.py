@@ -144,7 +144,9 @@ def test_the_same_id_may_be_another_environment_here(run):
     run_dir = run(total_timesteps=64)[0].run_dir
     record = read_args(run_dir)
     assert record["env_origin"] == "EnvPool"
-    (run_dir / "args.json").write_text(json.dumps(record | {"env_origin": "a class or function of your own"}))
+    (run_dir / "args.json").write_text(
+        json.dumps(record | {"env_origin": "a class or function given in Python"})
+    )
     with pytest.raises(
         UsageError, match=r"the CartPole-v1 of .* is from a class .*, here it is from EnvPool"
     ):

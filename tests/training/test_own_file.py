@@ -91,6 +91,29 @@ def test_flags_that_it_does_not_read_are_refused(train_file, flags, name, extra)
         train_file(**flags)
 
 
+@pytest.mark.parametrize(
+    ("part", "instead", "message"),
+    [
+        (
+            "Loss(policy_loss",
+            "Loss(jnp.ones(1) * policy_loss",
+            r"loss gives total as float32 \(1,\); give",
+        ),
+        (
+            "entropy=entropy)",
+            "entropy=rows.advantage)",
+            r"loss gives metrics/entropy as float32 \(64,\)",
+        ),
+    ],
+)
+def test_a_loss_that_is_no_sum_is_said_before_the_first_step(train_file, part, instead, message):
+    text = FILE.read_text()
+    assert part in text
+    FILE.write_text(text.replace(part, instead))
+    with pytest.raises(UsageError, match=f"^{message}"):
+        train_file()
+
+
 EXTRA = """    def init(key):
         return agent.init(key)._replace(extra={"beta": jnp.ones(())})
     def next_extra(published, rollout, metrics, global_sum):

@@ -10,7 +10,7 @@ from helpers.python_envs import LargestAllowed, NothingAllowed, TwoNumbers, use_
 from cleanba import cleanba_ppo
 from cleanba.agents.agent import act
 from cleanba.agents.algorithm import Decision
-from cleanba.config.errors import NotFinite, UsageError
+from cleanba.config.errors import EnvError, NotFinite, UsageError
 
 NORMALIZED = dict(normalize_observations=True, normalize_rewards=True)
 PENDULUM = NORMALIZED | dict(env_id="Pendulum-v1", hiddens=(16, 16), separate_critic=True)
@@ -129,9 +129,7 @@ def test_a_discounted_return_crosses_updates_and_ends_with_its_episode(run):
 
 def test_a_mask_that_forbids_everything_is_refused_by_name(run, monkeypatch):
     use_python_envs(monkeypatch, NothingAllowed)
-    with pytest.raises(
-        UsageError, match="environment 0 of LargestAllowed forbids every action at its step 3"
-    ):
+    with pytest.raises(EnvError, match="environment 0 of LargestAllowed forbids every action at its step 3"):
         run()
 
 
