@@ -32,9 +32,10 @@ installed: $(VENV)/.installed $(if $(CUDA),$(VENV)/.installed-cuda)
 train: installed ## Train PPO; options go in ARGS="..."
 	$(BIN)/python cleanba/cleanba_ppo_fit.py $(ARGS)
 
-# Two at a time; WORKERS= runs them in one process.
+# Two at a time; WORKERS= runs them in one process. A worker that dies ends the run: with another one in its place
+# pytest-xdist waits for it without end.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest $(if $(WORKERS),--numprocesses $(WORKERS) --dist loadgroup)
+PYTEST := $(BIN)/python -m pytest $(if $(WORKERS),--numprocesses $(WORKERS) --dist loadgroup --max-worker-restart 0)
 
 test: $(VENV)/.installed-dev ## Run the tests, without the slow ones
 	$(PYTEST) -m "not slow" $(ARGS)

@@ -16,17 +16,22 @@ from cleanba.distributed.process_info import ProcessInfo
 @pytest.fixture
 def exit_codes(monkeypatch):
     """Of a process that would exit; it does so at once."""
-    codes = []
+    codes, before = [], set(threading.enumerate())
     monkeypatch.setattr(module, "hard_exit", codes.append)
     monkeypatch.setattr(module, "EXIT_SECONDS", 0.0)
     monkeypatch.setattr(module, "SAVE_SECONDS", 0.0)
-    return codes
+    yield codes
+    # None is left to exit after the test, when that would end pytest. One may start another.
+    while running := set(threading.enumerate()) - before:
+        for thread in running:
+            thread.join(20)
+            assert not thread.is_alive()
 
 
 @pytest.fixture
 def make_job(exit_codes):
     """A process, and the end of its connection that another process would have."""
-    opened, before = [], set(threading.enumerate())
+    opened = []
 
     def make(process=0):
         ours, theirs = map(Connection, socket.socketpair())
@@ -37,9 +42,6 @@ def make_job(exit_codes):
     yield make
     for connection in opened:
         connection.close()
-    for thread in set(threading.enumerate()) - before:  # two threads of a job may exit, once really
-        thread.join(20)
-        assert not thread.is_alive()
 
 
 def wait_for(condition):
