@@ -114,6 +114,11 @@ def test_a_loss_that_is_no_sum_is_said_before_the_first_step(train_file, part, i
         train_file()
 
 
+def test_steps_that_cannot_be_split_are_refused_by_name(train_file):
+    with pytest.raises(UsageError, match="^--num-steps 16 cannot be split as .* asks; try 15 or 18$"):
+        train_file(num_minibatches=3)
+
+
 EXTRA = """    def init(key):
         return agent.init(key)._replace(extra={"beta": jnp.ones(())})
     def next_extra(published, rollout, metrics, global_sum):
