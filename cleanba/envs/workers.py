@@ -23,6 +23,7 @@ from cleanba.envs.shared_rows import allocate, map_rows
 from cleanba.envs.worker_job import RENDER, Fds, Job
 from cleanba.runtime.children import tied_to_parent
 
+MAX_POLL_MS = 2**31 - 1  # more than that is an OverflowError: 24 days
 CLOSE_SECONDS = 1.0  # for environments to close; then their processes are killed
 
 
@@ -110,7 +111,7 @@ class Workers:
 
     def _within_patience(self, poll: select.poll) -> set[int]:
         """What can be read."""
-        if ready := poll.poll(None if self._patience is None else 1000 * self._patience):
+        if ready := poll.poll(None if self._patience is None else min(1000 * self._patience, MAX_POLL_MS)):
             return {fd for fd, _ in ready}
         current = self.rows["current"]
         env = int(current[current >= 0][0]) if (current >= 0).any() else 0

@@ -156,6 +156,13 @@ def test_an_evaluation_names_one_that_hangs():
             play_on(envs)
 
 
+@pytest.mark.parametrize("patience", [0.5e-3 + 60, 1e12])
+def test_patience_has_no_upper_limit(patience):
+    env = env_spec(Args(env_id="helpers.own_envs:Cue-v0"))
+    with closing(make_envs(env, [2, 3], 1, patience=patience)) as envs:
+        play(envs)
+
+
 def test_a_worker_that_hangs_is_ended_with_the_run():
     before = children()
     with faulty("hangs") as envs:
