@@ -1,5 +1,7 @@
 """The `cleanba` command."""
 
+import cleanba.runtime.early_signals  # isort: skip  # noqa: F401
+
 import sys
 from importlib import import_module
 
@@ -40,14 +42,10 @@ USAGE = "\n".join(
 
 
 def main() -> None:
-    try:
-        from cleanba.runtime.command import command
+    from cleanba.runtime.command import command
 
-        with command():
-            run(sys.argv[1:])
-    except KeyboardInterrupt:  # before `command` handles signals
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    with command():
+        run(sys.argv[1:])
 
 
 def run(argv: list[str]) -> None:

@@ -199,8 +199,17 @@ def test_a_command_that_cannot_say_so_is_stopped_too(tmp_path, command):
         assert end(start_interrupted_import(tmp_path, command, "SIGINT", full)) == (75, "", None)
 
 
-def start_interrupted_import(tmp_path, command, name, stderr=subprocess.PIPE):
-    (tmp_path / "jax.py").write_text(INTERRUPTED_IMPORT.format(name=name))
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "cleanba", [CLEANBA, [Path(sys.executable).with_name("cleanba")]], ids=["module", "script"]
+)
+def test_cleanba_can_be_stopped_before_it_has_read_its_command(tmp_path, cleanba, name):
+    process = start_interrupted_import(tmp_path, [*cleanba, "ppo"], name, module="rich")
+    assert end(process) == (75, "", f"stopped by {name} before anything was done\n")
+
+
+def start_interrupted_import(tmp_path, command, name, stderr=subprocess.PIPE, module="jax"):
+    (tmp_path / f"{module}.py").write_text(INTERRUPTED_IMPORT.format(name=name))
     return subprocess.Popen(
         [sys.executable, *command],
         stdout=subprocess.PIPE,
