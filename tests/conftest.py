@@ -1,6 +1,7 @@
 """Eight virtual CPU devices for every test, as with JAX_NUM_CPU_DEVICES=8 in front of a command."""
 
 import os
+import random
 import tempfile
 
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
@@ -33,9 +34,18 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and tests in files, in random order")
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A worker gets whole files: their tests share fixtures and compiled programs. Those that install Debian
     packages or have daemons go to one worker."""
+    if (seed := config.getoption("shuffle")) is not None:
+        random.Random(seed).shuffle(items)
+        places = {path: n for n, path in enumerate(dict.fromkeys(item.path for item in items))}
+        items.sort(key=lambda item: places[item.path])
     for item in items:
         uses_debian = {"slurm", "chromium"} & set(getattr(item, "fixturenames", ()))
         item.add_marker(pytest.mark.xdist_group("debian" if uses_debian else str(item.path)))

@@ -81,7 +81,7 @@ def test_only_the_job_that_requeues_itself_runs_again(slurm, tmp_path):
     submitted = time.monotonic()
     array = submit(slurm, tmp_path, REQUEUE, "--array=0-1", "--requeue", "--open-mode=append")
     slurm.wait_for(array)
-    assert time.monotonic() - submitted < 30  # a default SLURM takes two minutes
+    assert time.monotonic() - submitted < 100  # a default SLURM takes two minutes
 
     def starts(index):
         return [s for s in (tmp_path / f"job_{array}_{index}").read_text().splitlines() if "start " in s]
