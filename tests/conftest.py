@@ -35,7 +35,9 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and tests in files, in random order")
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="run files, and tests in files, in random order"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook

@@ -1,10 +1,12 @@
 """Where process 0 can be reached until all others have joined."""
 
+import ipaddress
 import queue
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from cleanba.distributed.connection import Connection, Message, NoMessage
@@ -101,7 +103,13 @@ class Listener:
 
 
 def is_loopback(host: str) -> bool:
-    return host == "localhost" or host.startswith("127.") or host == "::1"
+    """Of an address, in any way to write it, and of the name that every machine has for itself."""
+    with suppress(OSError):
+        return socket.inet_aton(host)[0] == 127  # also 127.1
+    with suppress(ValueError):
+        address = ipaddress.IPv6Address(host)
+        return (address.ipv4_mapped or address).is_loopback
+    return host.lower() == "localhost"
 
 
 def listen_at(host: str, port: int) -> socket.socket:

@@ -165,6 +165,7 @@ class MetricsFile(RetryingFile):
         if not self.lock():
             self.close()
             raise InUse(f"{run_dir} is in use: another process is training there")
+        self.unshare()
 
     def cut_after(self, update: int) -> int:
         """Keep only the rows up to this update. Returns the last step that had a row."""

@@ -17,7 +17,13 @@ from cleanba.runtime.machine import available_cores, cpu_model
 GPU_FLAG = "--xla_gpu_deterministic_ops"  # no sums in arbitrary order, no kernels chosen by timing
 CUDA_PACKAGES = [f"nvidia-{library}-cu{version}" for library in ("cudnn", "cublas") for version in (12, 13)]
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "envpool", "gymnasium", *CUDA_PACKAGES)
-JAX_OPTIONS = ("default_matmul_precision", "default_prng_impl", "threefry_partitionable", "enable_x64")
+JAX_OPTIONS = (
+    "default_matmul_precision",
+    "default_prng_impl",
+    "disable_most_optimizations",
+    "enable_x64",
+    "threefry_partitionable",
+)
 
 
 def make_deterministic() -> None:

@@ -166,6 +166,15 @@ class RetryingFile:
             if os.path.samestat(self._path.stat(), os.fstat(self._file)):
                 return
             self._path.rename(self._path.with_name(f"{self._path.name}.replaced"))
+        self._move_to_a_copy()
+
+    def unshare(self) -> None:
+        """The file has one name only: hard links to it, as `cp -al` makes them for a backup, keep what is in
+        it now."""
+        if os.fstat(self._file).st_nlink > 1:
+            self._move_to_a_copy()
+
+    def _move_to_a_copy(self) -> None:
         with os.fdopen(os.dup(self._file), "rb") as old:
             old.seek(0)
             atomic_write(self._path, old.read())

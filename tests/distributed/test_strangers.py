@@ -16,7 +16,7 @@ from helpers.ports import free_address, wait_for_listener
 from cleanba.distributed import listener as module
 from cleanba.distributed.connection import Connection
 from cleanba.distributed.handshake import VARIABLE, JobSecret, introduce, make_secret
-from cleanba.distributed.listener import MAX_UNPROVEN, Listener, listen_at
+from cleanba.distributed.listener import MAX_UNPROVEN, Listener, is_loopback, listen_at
 
 SECRET = JobSecret(b"the secret of this job", "-.-")
 REASONS = {  # why strangers are dropped
@@ -117,6 +117,23 @@ def test_nothing_is_left_of_a_closed_listener(logged):
 def test_it_listens_at_the_named_address_only(host, listens_at):
     with listen_at(host, 0) as server:
         assert server.getsockname()[0] == listens_at
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        *(
+            (host, True)
+            for host in ("localhost", "LOCALHOST", "127.0.0.1", "127.1", "::1", "::ffff:127.0.0.1")
+        ),
+        *(
+            (host, False)
+            for host in ("127.example.org", "10.0.0.7", "::ffff:10.0.0.7", "fe80::1", "node7", "")
+        ),
+    ],
+)
+def test_loopback_is_known_however_it_is_written(host, expected):
+    assert is_loopback(host) is expected
 
 
 def test_a_name_that_is_loopback_only_here_is_open_to_other_hosts(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import closing
 
 import pytest
 from helpers.resuming import resume, resume_auto
@@ -10,7 +11,7 @@ from helpers.runs import edit_args, read_args
 from cleanba import cleanba_ppo
 from cleanba.config.errors import UsageError
 from cleanba.records.checkpoint import saved_bytes
-from cleanba.records.run_folder import checkpoint_updates, read_rows
+from cleanba.records.run_folder import InUse, MetricsFile, checkpoint_updates, read_rows
 
 NEWEST = "checkpoints/update-4.safetensors"
 
@@ -25,6 +26,21 @@ def test_a_link_in_place_of_what_is_written_to_is_refused(killed, tmp_path, name
     with pytest.raises(UsageError, match=f"{name} (cannot be written .it is a link|is a link; put)"):
         resume(killed)
     assert before is None or elsewhere.read_bytes() == before
+
+
+def test_a_backup_of_hard_links_keeps_its_rows(killed, tmp_path):
+    """As `cp -al` and `rsync --link-dest` make it."""
+    backup = tmp_path / "backup.jsonl"
+    os.link(killed / "metrics.jsonl", backup)
+    before = backup.read_bytes()
+    for path in (killed / "checkpoints").glob("update-[34].*"):
+        path.unlink()
+    with closing(MetricsFile(killed)) as file:
+        file.cut_after(2)
+        with pytest.raises(InUse):
+            MetricsFile(killed)
+    assert backup.read_bytes() == before
+    assert [row["update"] for row in read_rows(killed)] == [1, 2]
 
 
 def test_links_in_place_of_results_are_replaced_and_not_followed(killed, tmp_path):
