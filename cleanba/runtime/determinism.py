@@ -56,5 +56,5 @@ def circumstances(topology: Topology) -> dict[str, Any]:
         "cores": available_cores(),
         "xla_threads": os.environ.get("PJRT_NPROC"),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        **{name: getattr(jax.config, f"jax_{name}") for name in JAX_OPTIONS},
+        **{name: jax.config.values[f"jax_{name}"] for name in JAX_OPTIONS},
     }

@@ -7,7 +7,7 @@ import pytest
 @pytest.fixture(autouse=True, scope="module")
 def optimized():
     """As XLA does it by default; `make test` leaves most of it out elsewhere."""
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)

@@ -81,8 +81,8 @@ def job_unread(round: Round) -> Result:
 
 
 def visited_by_strangers(round: Round) -> Result:
-    """At all ports that its processes have open, from the first moment on. The one where they meet may be open
-    for too short a time for a warning."""
+    """At all ports that its processes have open, from the first moment on. The one where they meet may be
+    open for too short a time for a warning."""
     process = round.launch()
     mute = [kind for kind in strangers.KINDS if "wrong" not in kind.__name__]  # they say something first
     update = round.rng.randint(1, UPDATES // 2)
