@@ -21,6 +21,8 @@ from cleanba.analysis.report.make import REPORT_MARK, make_report
 from cleanba.config.errors import UsageError
 from cleanba.evaluation.atari_scores import ATARI_SCORES
 
+MAX_RATIO = 6  # of a report of many runs to reading all of their rows
+
 
 def test_every_figure_and_table_has_two_formats(made):
     _, out = made
@@ -145,9 +147,9 @@ def test_bad_input_is_refused(argv, message, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_many_runs_take_seconds_and_little_memory(tmp_path):
-    """57 games × 3 seeds × 4 groups × 1,000 rows as long as real ones: below 20 s and, including child
-    processes, below 1 GiB."""
+def test_many_runs_take_little_time_and_memory(tmp_path):
+    """57 games × 3 seeds × 4 groups × 1,000 rows as long as real ones: a few times what it takes only to read
+    every row and, including child processes, below 1 GiB."""
     filler = {f"losses/and_other_columns_{i}": 0.123456789012345 for i in range(20)}
     rng = np.random.default_rng(0)
     for game in ATARI_SCORES:
@@ -157,17 +159,26 @@ def test_many_runs_take_seconds_and_little_memory(tmp_path):
             path = make_run(tmp_path / "runs", f"{game}-v5", group, seed, [], updates=1000)
             (path / "metrics.jsonl").write_text(text)
     command = [sys.executable, "-m", "cleanba.cleanba_report", str(tmp_path / "runs")]
-    seconds, peak = [], 0
-    while len(seconds) < 2 and min(seconds, default=20) >= 20:  # again, if the machine was busy
+    ratios, peak = [], 0
+    while len(ratios) < 2 and min(ratios, default=MAX_RATIO) >= MAX_RATIO:  # again, if the machine was busy
         start = time.perf_counter()
+        read_every_row(tmp_path / "runs")
+        read = time.perf_counter()
         process = psutil.Popen([*command, "--out", str(tmp_path / "out")], stdout=subprocess.DEVNULL)
         while process.poll() is None:
             peak = max(peak, memory_of(process))
             time.sleep(0.02)
         assert process.returncode == 0
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 20 and peak < 2**30
+        ratios.append((time.perf_counter() - read) / (read - start))
+    assert min(ratios) < MAX_RATIO and peak < 2**30
     assert (tmp_path / "out" / "index.html").stat().st_size < 20e6
+
+
+def read_every_row(folder: Path) -> None:
+    for path in folder.rglob("metrics.jsonl"):
+        with path.open("rb") as lines:
+            for line in lines:
+                json.loads(line)
 
 
 def memory_of(process: psutil.Process) -> int:
