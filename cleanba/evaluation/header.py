@@ -19,6 +19,8 @@ from cleanba.runtime.messages import printable
 FORMAT = 2  # file format; incremented when older code cannot read what newer code writes
 MAX_LAYERS = 64  # of all networks, each of which sees one array of the observations
 MAX_ENTRIES = 2**21  # of an observation: five times those of Atari's full frames, in colour and stacked
+MAX_WIDTH = 2**25  # numbers of one observation in the widest layer: 4 GiB for the rows of a probe. The
+#                    largest preset has 2**19; four cameras of 640 × 480 pixels, in 16 channels, are below
 MAX_ACTIONS = 2**16
 MAX_STEPS = 2**53
 
@@ -84,6 +86,8 @@ def _check(header: Header) -> None:
     layers = images * lengths.pop("channels", 1) + len(arrays) * max(lengths.values(), default=1)
     if layers > MAX_LAYERS:
         raise ValueError(f"too many layers ({layers})")
+    if (width := sum(_width(x, header.flags) for x in arrays)) > MAX_WIDTH:
+        raise ValueError(f"a layer of {width:,} numbers per observation, more than {MAX_WIDTH:,}")
     if not _is_action(env.action):
         raise ValueError("impossible actions")
 
@@ -91,6 +95,17 @@ def _check(header: Header) -> None:
 def _is_array(spec: ArraySpec) -> bool:
     is_number = spec.dtype.kind in "biuf" and spec.dtype.itemsize <= 8
     return _is_shape(spec.shape, MAX_ENTRIES) and is_number and type(spec.stack) is int
+
+
+def _width(spec: ArraySpec, flags: dict[str, Any]) -> int:
+    """The most numbers that a layer which sees this array can have: those of the array, or those of an image
+    after a convolution. Before each but the first, pooling halves its sides."""
+    sides, channels = sorted(spec.shape)[-2:], flags.get("channels")
+    if not spec.is_image or flags.get("network") in ("mlp", "nature") or not isinstance(channels, tuple):
+        return math.prod(spec.shape)
+    counts = [c for c in channels if type(c) is int]  # others are refused with their flag
+    widths = [math.prod(-(-side >> i) for side in sides) * c for i, c in enumerate(counts)]
+    return max([math.prod(spec.shape), *widths])
 
 
 def _is_action(spec: ActionSpec) -> bool:

@@ -137,6 +137,44 @@ def test_a_network_without_end_is_refused(path):
             load_model(path)
 
 
+def image(*shape):
+    return dict(shape=shape, dtype="uint8", stack=1)
+
+
+@pytest.mark.parametrize(
+    ("obs", "channels"),
+    [
+        (image(1, 1448, 1448), [64, *[1] * 12]),
+        (image(1448, 1448, 1), [1, 256]),
+        (image(1, 1, 2**21), [1, 1, 1, 256]),
+        ({str(i): image(3, 480, 640) for i in range(4)}, [32]),
+        ({str(i): ARRAY | dict(shape=[2**21]) for i in range(17)}, [1]),
+    ],
+    ids=["first", "second", "thin", "cameras", "vectors"],
+)
+@pytest.mark.usefixtures("nothing_is_built")
+def test_a_layer_without_end_is_refused(path, obs, channels):
+    rewrite(path, env=edited(path, "env", obs=obs), args=edited(path, "args", channels=channels))
+    with pytest.raises(UsageError, match=r"a layer of [\d,]+ numbers per observation, more than 33,554,432"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("obs", "flags"),
+    [
+        (image(4, 84, 84), dict(channels=[64, 128, 128])),  # the largest preset
+        (image(64, 64, 3), dict()),  # Procgen
+        ({str(i): image(3, 480, 640) for i in range(4)}, dict()),
+        (image(1, 1448, 1448), dict(network="mlp")),  # which has no convolutions
+    ],
+    ids=["large", "procgen", "cameras", "mlp"],
+)
+def test_a_wide_layer_is_allowed(path, obs, flags):
+    rewrite(path, env=edited(path, "env", obs=obs), args=edited(path, "args", **flags))
+    with pytest.raises(UsageError, match="params .* do not fit"):  # they are of a network that sees 4 numbers
+        load_model(path)
+
+
 def test_many_arrays_to_see_are_no_network_without_end(path):
     """Convolutions are for images only."""
     one = json.loads(edited(path, "env"))["obs"]
