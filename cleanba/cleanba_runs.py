@@ -45,10 +45,9 @@ def run(args: Args, console: Console) -> None:
     for root in args.folders:
         if not root.is_dir():
             raise UsageError(f"there is no folder {root}; name the folder that your runs are in")
-    found, unreadable = find_runs(args.folders)
+    found, unreadable = find_runs(args.folders, tensorboard=False)
     for problem in unreadable:
         say(problem)
-    found = [path for path in found if (path / ARGS).exists() or (path / METRICS).exists()]
     runs = sorted(map(run_status, found), key=last_written)
     if args.json:
         for status in runs:

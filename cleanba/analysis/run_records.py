@@ -9,7 +9,6 @@ import numpy as np
 from cleanba.analysis.report.runs import find_runs
 from cleanba.config.errors import UsageError
 from cleanba.records.columns import read_columns
-from cleanba.records.run_folder import ARGS, METRICS
 from cleanba.records.run_status import State, run_status
 
 
@@ -41,9 +40,7 @@ def runs(folder: str | Path = "runs") -> list[Run]:
     """All run folders at or below `folder`, the oldest first, whatever state they are in."""
     if not Path(folder).is_dir():
         raise UsageError(f"{folder} is not a folder; give the folder of runs, or one of them")
-    found = [
-        path for path in find_runs([Path(folder)])[0] if any((path / x).is_file() for x in (ARGS, METRICS))
-    ]
+    found, _ = find_runs([Path(folder)], tensorboard=False)
     return sorted(map(read, found), key=lambda run: (_started(run.folder), run.folder))
 
 

@@ -4,6 +4,7 @@ Device ids count within a process, from 0, whatever ids the runtime gave the dev
 """
 
 import re
+from collections import Counter
 from typing import NamedTuple
 
 from cleanba.config.errors import UsageError
@@ -33,10 +34,11 @@ class Topology(NamedTuple):
 
     @staticmethod
     def parse(layout: str) -> "Topology":
-        match = re.fullmatch(r"a(\d+(?:,\d+)*)-l(\d+(?:,\d+)*)(?:-d([1-9]\d*))?", layout)
+        ids = r"(\d{1,6}(?:,\d{1,6})*)"  # layouts also come from files, with any number of digits
+        match = re.fullmatch(rf"a{ids}-l{ids}(?:-d([1-9]\d{{,5}}))?", layout)
         if not match:
-            raise UsageError(f"layout {layout!r} is not of the form a0-l1,2,3-d1")
-        actors, learners = (tuple(map(int, ids.split(","))) for ids in match.group(1, 2))
+            raise UsageError(f"layout {layout[:200]!r} is not of the form a0-l1,2,3-d1")
+        actors, learners = (tuple(map(int, part.split(","))) for part in match.group(1, 2))
         return Topology(actors, learners, int(match.group(3) or 1)).check_ids()
 
     @property
@@ -47,7 +49,7 @@ class Topology(NamedTuple):
         for flag, ids in self.ids_by_flag.items():
             if not ids:
                 raise UsageError(f"{flag} is empty; give at least one device id")
-            for device_id in ids:
-                if ids.count(device_id) > 1:
+            for device_id, times in Counter(ids).items():
+                if times > 1:
                     raise UsageError(f"{flag} names device {device_id} twice; give each device once")
         return self

@@ -22,6 +22,7 @@ from cleanba.records.run_folder import (
     read_record,
 )
 from cleanba.runtime.files import open_to_read, read_regular
+from cleanba.runtime.messages import printable
 
 TAIL = 2**16  # bytes at the end of metrics.jsonl, in which the last complete row is
 
@@ -51,8 +52,12 @@ class RunStatus(NamedTuple):
 
     @property
     def can_resume(self) -> bool:
-        """A finished run can too, with more --total-timesteps."""
-        return self.state in ("stopped", "finished") and self.checkpoint is not None and bool(self.record)
+        """A finished run can too, with more --total-timesteps. One whose command a terminal would not show as
+        it is, because of what a folder's name or args.json has, is left to those who know it."""
+        if self.state not in ("stopped", "finished") or self.checkpoint is None or not self.record:
+            return False
+        shown = resume_command(self.folder, self.record)
+        return printable(shown) == shown
 
     @property
     def resumes_at(self) -> int | None:
@@ -83,7 +88,14 @@ def resume_command(folder: Path, record: dict[str, Any]) -> str:
 
 
 def run_status(folder: Path) -> RunStatus:
-    """Of a run folder, whatever is left of it: never raises for what is in it."""
+    """Of a run folder, whatever is left of it. Never raises: one that cannot be read is "damaged"."""
+    try:
+        return _read_status(folder)
+    except Exception:  # one folder must not end a list of a thousand
+        return RunStatus(folder, "damaged", {}, {}, None, {})
+
+
+def _read_status(folder: Path) -> RunStatus:
     last, record = read_last_row(folder), dict[str, Any]()
     with suppress(OSError, UsageError):
         record = read_record(folder)

@@ -1,6 +1,7 @@
 """`cleanba runs`, `cleanba completion`, presets by name, `cleanba --version`."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from helpers.runs import SMALL
 from rich.console import Console
 from rich.text import Text
 
+import cleanba
 from cleanba import cleanba_completion, cleanba_runs, cli
 from cleanba.algorithms import ALGORITHMS, PRESETS
+from cleanba.records.run_model import find_run_model
 
 
 @pytest.fixture
@@ -120,6 +123,45 @@ def test_one_odd_run_does_not_hide_the_others(runs_dir, capsys, monkeypatch, nam
     for argv in (["runs", runs_dir], ["runs", runs_dir, "--json"]):
         shown = run(capsys, monkeypatch, *argv, columns=200)
         assert all(folder in shown for folder in ("done", "half", "lost"))
+
+
+@pytest.mark.parametrize("layout", ["a{}-l0-d2", "a0-l0-d{}"])
+def test_a_layout_of_endless_digits_does_not_hide_the_others(runs_dir, capsys, monkeypatch, layout):
+    record = json.loads((runs_dir / "half/args.json").read_text())
+    (runs_dir / "half/args.json").write_text(json.dumps(record | {"layout": layout.format("9" * 5000)}))
+    assert {record.folder.name for record in cleanba.runs(runs_dir)} == {"done", "half", "lost"}
+    shown = run(capsys, monkeypatch, "runs", runs_dir)
+    assert "done" in shown and f"cleanba ppo --resume {runs_dir}/half\n" in shown
+
+
+def test_a_folder_whose_files_cannot_be_looked_at_does_not_hide_the_others(runs_dir, capsys, monkeypatch):
+    """It can be listed, but not entered."""
+    stat = os.stat
+
+    def denied(path, *args, **options):
+        if "/half/" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", denied)
+    states = {record.folder.name: record.status for record in cleanba.runs(runs_dir)}
+    assert states == {"done": "finished", "half": "damaged", "lost": "damaged"}
+    assert re.search(r"half +damaged", run(capsys, monkeypatch, "runs", runs_dir))
+
+
+@pytest.mark.parametrize("algorithm", ["\x1b]0;pwned\x07", "ppo\nrm -rf ~", "\u202egnp.exe"])
+def test_a_command_that_would_steer_the_terminal_is_not_offered(runs_dir, capsys, monkeypatch, algorithm):
+    """Nor one that the terminal would show as another one."""
+    record = json.loads((runs_dir / "half/args.json").read_text())
+    (runs_dir / "half/args.json").write_text(json.dumps(record | {"algorithm": algorithm}))
+    (runs_dir / "done/finished.json").unlink()
+    (runs_dir / "done").rename(runs_dir / f"done{algorithm}")
+    for argv in (["runs", runs_dir], ["runs", runs_dir, "--json"]):
+        shown = run(capsys, monkeypatch, *argv)
+        assert algorithm not in shown and "cleanba train" not in shown and "--resume" not in shown
+    assert {record.resume for record in cleanba.runs(runs_dir)} == {None}
+    with pytest.raises(cleanba.UsageError, match="has no model; train with --save-model$"):
+        find_run_model(str(runs_dir / "half"))
 
 
 @pytest.mark.parametrize(

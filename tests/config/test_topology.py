@@ -19,9 +19,23 @@ def test_other_strings_are_refused(layout):
         Topology.parse(layout)
 
 
+@pytest.mark.parametrize("layout", ["a{}-l0-d2", "a0-l1,{}", "a0-l0-d{}"])
+def test_a_number_that_no_device_or_process_has_is_refused(layout):
+    """Of more digits than Python reads as a number, too."""
+    layout = layout.format("9" * 5000)
+    with pytest.raises(UsageError, match="a0-l1,2,3-d1"):
+        Topology.parse(layout)
+
+
 def test_a_device_named_twice_is_refused():
     with pytest.raises(UsageError, match="--learner-device-ids names device 2 twice"):
         Topology((0,), (2, 1, 2)).check_ids()
+
+
+def test_a_layout_of_very_many_devices_is_checked_at_once():
+    """One by one against all others, they would take minutes."""
+    ids = ",".join(map(str, range(100_000)))
+    assert len(Topology.parse(f"a0-l{ids}").learner_ids) == 100_000
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,9 @@ def as_text(value: Any) -> str:
     return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "�", value)
 
 
-def find_runs(roots: Iterable[Path]) -> tuple[list[Path], list[str]]:
-    """All run folders at or below `roots`, each once, sorted; and the folders that could not be opened."""
+def find_runs(roots: Iterable[Path], *, tensorboard: bool = True) -> tuple[list[Path], list[str]]:
+    """All run folders at or below `roots`, each once, sorted, with or without those that have TensorBoard's
+    files only; and the folders that could not be opened."""
     found: list[Path] = []
     seen: set[str] = set()  # resolved paths
     errors: list[OSError] = []
@@ -109,7 +110,8 @@ def find_runs(roots: Iterable[Path]) -> tuple[list[Path], list[str]]:
                 subfolders.clear()  # a circular link, or a root within another
                 continue
             seen.add(real)
-            if {METRICS, ARGS} & set(files) or any(name.startswith(EVENTS) for name in files):
+            events = tensorboard and any(name.startswith(EVENTS) for name in files)
+            if events or {METRICS, ARGS} & set(files):
                 found.append(Path(folder))
     return sorted(found), [printable(f"{error.filename}: {error.strerror}") for error in errors]
 
