@@ -30,6 +30,7 @@ from cleanba.runtime.messages import say
 ARGS, METRICS, FINISHED, EVALUATION = "args.json", "metrics.jsonl", "finished.json", "evaluation.json"
 CHECKPOINTS = "checkpoints"
 MAX_RETURN, MAX_COUNT = 1e30, 1e15  # larger ones in a file are damage
+MAX_LEVELS = 64  # of groups within groups in args.json
 
 
 # ------------------------------------------------------------------------------------------- the folder
@@ -134,7 +135,7 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         record = None
     groups = ("args", "plan", "env_options", "code", "machine")
-    if _has_dicts(record, groups) and "args" in record:
+    if _has_dicts(record, groups) and "args" in record and not _is_deep(record):
         record = {"plan": {}, "env_options": {}, "parts": []} | record
         parts: Any = record["parts"]
         if isinstance(parts, list) and all(_has_dicts(part, ("sizes", "code", "machine")) for part in parts):
@@ -144,6 +145,15 @@ def read_record(run_dir: Path) -> dict[str, Any]:
 
 def _has_dicts(record: Any, names: tuple[str, ...]) -> bool:
     return isinstance(record, dict) and all(isinstance(record.get(name, {}), dict) for name in names)
+
+
+def _is_deep(record: Any) -> bool:
+    """Python reads more levels than it can print or send to another process."""
+    level: list[Any] = [record]
+    for _ in range(MAX_LEVELS):
+        groups = (x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list))
+        level = [x for group in groups for x in group]
+    return bool(level)
 
 
 # ----------------------------------------------------------------------------------------- metrics.jsonl

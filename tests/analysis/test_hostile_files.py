@@ -10,11 +10,14 @@ import pytest
 from helpers.report import compare_runs, make_run, row
 
 from cleanba import cleanba_diff, cleanba_report
+from cleanba.analysis.diff import read_run as read_recorded
 from cleanba.analysis.report.compare import natural_key
 from cleanba.analysis.report.published import read_published
 from cleanba.analysis.report.runs import read_run
 from cleanba.analysis.report.tables import as_csv, as_markdown, scores_table
 from cleanba.config.errors import UsageError
+from cleanba.records.run_folder import DamagedRecord, read_record
+from cleanba.records.run_status import run_status
 
 HOSTILE = {  # name: lines of metrics.jsonl
     "huge": [row(1, 1e308), row(2, -1e308), row(3, 1e308)],
@@ -82,6 +85,21 @@ def test_a_published_score_must_be_possible(tmp_path):
 
 def test_numbers_in_names_may_be_of_any_length():
     assert sorted(["a10", "a2", "9" * 5000], key=natural_key) == ["9" * 5000, "a2", "a10"]
+
+
+@pytest.mark.parametrize("levels", [100, 900, 100_000])
+def test_a_record_of_endless_nesting_is_damaged(tmp_path, capsys, levels):
+    """Python reads and prints only so many levels, and reads more than it prints."""
+    good, deep = (make_run(tmp_path, "Pong-v5", name=name, gamma="x") for name in ("good", "deep"))
+    text = (deep / "args.json").read_text().replace('"x"', "[" * levels + "]" * levels)
+    (deep / "args.json").write_text(text)
+    with pytest.raises(UsageError, match=r"has a damaged args\.json; compare another run"):
+        read_recorded(deep)
+    with pytest.raises(DamagedRecord):
+        read_record(deep)
+    cleanba_report.main([str(tmp_path), "--out", str(tmp_path / "report")])
+    assert "the report is " in capsys.readouterr().out and read_run(good).state == "finished"
+    assert read_run(deep).damage == "args.json is damaged" and run_status(deep).state == "damaged"
 
 
 def digested(folder: Path, *rows: dict) -> Path:
