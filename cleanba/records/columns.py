@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cleanba.records.row import Row
-from cleanba.records.run_folder import read_rows
+from cleanba.records.run_folder import MAX_COUNT, read_rows
 
 
 def read_columns(folder: Path) -> dict[str, np.ndarray]:
@@ -21,7 +21,8 @@ def read_columns(folder: Path) -> dict[str, np.ndarray]:
 def as_columns(rows: Iterable[Row]) -> dict[str, np.ndarray]:
     kept: list[Row] = []
     for row in rows:
-        if type(update := row.get("update")) is not int:  # an evaluation, or a damaged line
+        update = row.get("update")
+        if type(update) is not int or not 0 < update <= MAX_COUNT:  # an evaluation, or a damaged line
             continue
         while kept and kept[-1]["update"] >= update:  # written again, after resuming from before it
             kept.pop()
@@ -31,8 +32,14 @@ def as_columns(rows: Iterable[Row]) -> dict[str, np.ndarray]:
 
 
 def _column(values: list[Any]) -> np.ndarray:
-    if any(isinstance(x, str) for x in values):  # digests
-        return np.array(["" if x is None else str(x) for x in values])
-    if all(type(x) is int for x in values):
-        return np.array(values)
-    return np.array([x if isinstance(x, int | float) else np.nan for x in values], np.float64)
+    """Of digests if most are text, else of numbers. Whatever else a damaged row has is missing."""
+    if 2 * sum(isinstance(x, str) for x in values) > sum(x is not None for x in values):
+        return np.array([x if isinstance(x, str) else "" for x in values])
+    if all(type(x) is int and _fits(x) for x in values):
+        return np.array(values, np.int64)
+    known = [isinstance(x, float) or (isinstance(x, int) and _fits(x)) for x in values]
+    return np.array([x if ok else np.nan for x, ok in zip(values, known, strict=True)], np.float64)
+
+
+def _fits(number: int) -> bool:
+    return -(2**63) <= number < 2**63

@@ -65,6 +65,23 @@ def test_columns_have_an_entry_per_update():
     }
 
 
+def test_damaged_values_are_missing_ones():
+    """Whole numbers may have any number of digits in a file, and anything may stand for a number."""
+    good = dict(update=1, x=1.0, n=1, most=2**63 - 1, digest="a", both=1)
+    odd = dict(update=2, x=10**400, n=2**63, most=-(2**63), digest=10**400, both="b")
+    columns = as_columns([good, odd, good | dict(update=3)])
+    for name, values in dict(x=[1, np.nan, 1], n=[1, np.nan, 1], both=[1, np.nan, 1]).items():
+        assert columns[name].dtype == np.float64 and np.array_equal(columns[name], values, equal_nan=True)
+    assert columns["most"].dtype == np.int64 and columns["most"].tolist() == [2**63 - 1, -(2**63), 2**63 - 1]
+    assert columns["digest"].tolist() == ["a", "", "a"]
+
+
+@pytest.mark.parametrize("update", [10**400, 10**16, 0, -3, True])
+def test_a_row_of_an_impossible_update_is_a_damaged_line(update):
+    columns = as_columns([dict(update=1), dict(update=update), dict(update=2), dict(update=update)])
+    assert columns["update"].tolist() == [1, 2]
+
+
 def test_importing_it_and_listing_runs_needs_no_jax(folder):
     script = f"""
 import sys, cleanba
