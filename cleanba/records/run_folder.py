@@ -206,6 +206,16 @@ def read_rows(run_dir: Path) -> Iterator[Row]:
         yield from map(parse_row, lines)
 
 
+def rows_so_far(run_dir: Path) -> Iterator[Row]:
+    """What a resumed run takes from the updates that are done: their numbers, as far as they are some."""
+    rows = (row for row in read_rows(run_dir) if _count(row, "update") > 0 and _count(row, "global_step") > 0)
+    yield from map(numbers, rows)
+
+
+def numbers(row: Row) -> Row:
+    return {name: value for name, value in row.items() if is_number(value)}
+
+
 def parse_row(line: bytes) -> Row:
     """Empty if the line is damaged."""
     with suppress(ValueError, RecursionError):
@@ -216,8 +226,9 @@ def parse_row(line: bytes) -> Row:
 
 
 def _count(row: Row, name: str) -> int:
-    """0 if it is missing or no whole number."""
-    return row[name] if type(row.get(name)) is int else 0
+    """0 if it is missing, no whole number, or impossible."""
+    value = row.get(name)
+    return value if type(value) is int and value <= MAX_COUNT else 0
 
 
 def sample_rows(run_dir: Path, max_rows: int, until_step: int | None) -> tuple[list[Row], bool]:

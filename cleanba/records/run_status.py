@@ -18,6 +18,7 @@ from cleanba.records.run_folder import (
     is_finished,
     is_locked,
     is_number,
+    numbers,
     parse_row,
     read_record,
 )
@@ -120,7 +121,7 @@ def read_last_row(folder: Path) -> Row:
             lines = file.read().splitlines(keepends=True)
     except OSError:
         return {}
-    rows = ({name: x for name, x in parse_row(line).items() if is_number(x)} for line in reversed(lines))
+    rows = (numbers(parse_row(line)) for line in reversed(lines))
     return next((row for row in rows if "update" in row), {})
 
 

@@ -17,8 +17,8 @@ from cleanba.runtime.messages import clock, show
 
 ACTOR_ACTIVITIES = ("environment", "inference", "waiting")
 LEARNER_ACTIVITIES = ("learning", "waiting")
-RETURN = "charts/avg_episodic_return"
-OF_THE_RUN = ("update", "global_step", "seconds", RETURN, "charts/avg_episodic_length", "stats/games")
+RETURN, LENGTH, EPISODES = "charts/avg_episodic_return", "charts/avg_episodic_length", "stats/games"
+OF_THE_RUN = ("update", "global_step", "seconds", RETURN, LENGTH, EPISODES)
 QUIET_SECONDS = 30  # without a terminal, the longest time without a line, if an update is done by then
 LINE_WIDTH = 24  # of the line of returns in a narrow terminal
 WIDE, FACTS_WIDTH, CHART_HEIGHT = 120, 76, 8  # from WIDE columns on, a chart is beside the facts
@@ -39,14 +39,14 @@ class Terminal:
         console: Console,
         before: Iterable[Row] = (),
     ):
-        rows = [row for row in before if "update" in row]
+        rows = list(before)
         self._name, self._about = name, about
         self._plan = plan
         self._frequency = frequency
         self._progress = progress
         self._console = console
-        self._returns = [row[RETURN] for row in rows if row.get(RETURN) is not None]
-        self._row: Row = {x: rows[-1][x] for x in OF_THE_RUN if rows[-1].get(x) is not None} if rows else {}
+        self._returns = [row[RETURN] for row in rows if RETURN in row]
+        self._row: Row = {x: rows[-1][x] for x in OF_THE_RUN if x in rows[-1]} if rows else {}
         self._started = self._row_time = time.perf_counter()
         self._seconds_before = self._row.get("seconds", 0.0)
         self._first = True
@@ -172,11 +172,11 @@ def chart(values: list[float], width: int, height: int) -> list[str]:
 
 
 def returns(row: Row) -> str:
-    if RETURN not in row:
+    if not row.keys() >= {RETURN, LENGTH, EPISODES}:
         return "no episode finished yet"
     return (
-        f"return {row[RETURN]:.2f}, length {row['charts/avg_episodic_length']:.0f} "
-        f"(last {min(row['stats/games'], RECENT_GAMES)} episodes)"
+        f"return {row[RETURN]:.2f}, length {row[LENGTH]:.0f} "
+        f"(last {min(row[EPISODES], RECENT_GAMES)} episodes)"
     )
 
 

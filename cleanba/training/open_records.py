@@ -14,7 +14,7 @@ from cleanba.records.checkpoint import CheckpointManager
 from cleanba.records.recorder import Progress, RunRecorder
 from cleanba.records.row import Writer
 from cleanba.records.row_builder import RowBuilder
-from cleanba.records.run_folder import MetricsFile, make_record, mark_unfinished, read_rows, write_record
+from cleanba.records.run_folder import MetricsFile, make_record, mark_unfinished, rows_so_far, write_record
 from cleanba.records.tensorboard_logger import TensorBoard
 from cleanba.records.terminal import Terminal
 from cleanba.records.wandb_logger import WeightsAndBiases
@@ -46,7 +46,7 @@ def open_recorder(
     if args.track:
         tracked = start_tracking(setup, run_dir, record, tracker, logged_until)
         show(console, f"tracking {tracked.where}")
-        for row in read_rows(run_dir):  # what has not arrived before
+        for row in rows_so_far(run_dir):  # what has not arrived before
             tracked.write(row)
         tracker = tracked.run_id
         writers.append(cleanup.enter_context(tracked))
@@ -60,7 +60,7 @@ def open_recorder(
             args.log_frequency,
             threads.progress,
             console,
-            before=read_rows(run_dir) if checkpoint else (),
+            before=rows_so_far(run_dir) if checkpoint else (),
         ),
     ]
     for writer in shown:

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from helpers.events import all_events, read_events
 from rich.console import Console
 from tensorboardX.record_writer import RecordWriter
@@ -12,7 +13,7 @@ from cleanba.config.batch_plan import BatchPlan
 from cleanba.config.topology import Topology
 from cleanba.records import terminal
 from cleanba.records.digests import data_digest, digest, params_sums
-from cleanba.records.run_folder import MetricsFile
+from cleanba.records.run_folder import MetricsFile, rows_so_far
 from cleanba.records.tensorboard_logger import TensorBoard
 from cleanba.records.terminal import Terminal
 
@@ -130,7 +131,9 @@ def test_without_a_terminal_there_is_one_line_per_log_interval_and_one_for_the_f
 
 
 def test_a_return_that_was_not_finite_does_not_keep_a_run_from_being_shown_again(tmp_path):
-    before = [ROW | {"update": 7, "charts/avg_episodic_return": None}]
+    line = json.dumps(ROW | {"update": 7, "charts/avg_episodic_return": None})
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n")
+    before = rows_so_far(tmp_path)
     assert "a run" in show(tmp_path, terminal=True, rows=[ROW | {"update": 8}], before=before)
 
 
@@ -176,6 +179,19 @@ def test_a_resumed_run_starts_where_it_was(tmp_path):
     view = show(tmp_path, terminal=True, rows=[], before=[ROW, ROW])
     assert "12.50, length 321" in view and "10 of 3,051" in view
     assert "50%" not in view and "time left not known yet" in view
+
+
+@pytest.mark.parametrize(
+    "name", ["seconds", "charts/avg_episodic_return", "charts/avg_episodic_length", "stats/games"]
+)
+@pytest.mark.parametrize("value", ["x", [1], {}, 10**400, None])
+def test_an_odd_value_in_its_last_row_does_not_keep_a_run_from_being_shown(tmp_path, name, value):
+    lines = [json.dumps(ROW | {"update": update}) + "\n" for update in (5, 6)]
+    lines.append(json.dumps(ROW | {"update": 7, name: value}) + "\n")
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    for width in (80, 160):
+        view = show(tmp_path, terminal=True, rows=[], width=width, before=rows_so_far(tmp_path))
+        assert "7 of 3,051" in view and ("0:00:12 elapsed" in view) == (name != "seconds")
 
 
 def test_there_is_no_live_view_when_nothing_is_left_to_train(tmp_path):

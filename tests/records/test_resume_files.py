@@ -3,11 +3,13 @@
 import json
 import os
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from helpers.resuming import resume, resume_auto
 from helpers.runs import edit_args, read_args
 
+import cleanba
 from cleanba import cleanba_ppo
 from cleanba.config.errors import UsageError
 from cleanba.records.checkpoint import saved_bytes
@@ -187,4 +189,28 @@ def test_odd_rows_do_not_end_a_resume(killed):
     with (killed / "metrics.jsonl").open("a") as file:
         file.writelines(f"{json.dumps(row)}\n" for row in odd)
     cleanba_ppo.main(argv=["--resume", str(killed)])
+    assert [row["update"] for row in read_rows(killed)] == list(range(1, 11))
+
+
+def test_odd_values_in_the_rows_that_are_kept_do_not_end_a_resume(killed, monkeypatch):
+    """Neither in the terminal, which goes on from the last, nor where they are sent to."""
+    recent, length = "charts/avg_episodic_return", "charts/avg_episodic_length"
+    odd = [
+        {"global_step": "x"},
+        {recent: [1], "losses/loss": {}},
+        {recent: 10**400, "global_step": 128.5},
+        {recent: 10**30, length: "x", "seconds": "x", "stats/games": None, "losses/loss": "x"},
+    ]
+    rows = map(json.loads, (killed / "metrics.jsonl").read_text().splitlines()[: len(odd)])
+    lines = [json.dumps(row | changes) + "\n" for row, changes in zip(rows, odd, strict=True)]
+    (killed / "metrics.jsonl").write_text("".join(lines))
+    sent = {}
+    tracked = SimpleNamespace(offline=True, disabled=False, id="ab12", dir=str(killed / "wandb/x"))
+    monkeypatch.setattr("wandb.setup", lambda: SimpleNamespace(settings=SimpleNamespace(mode="offline")))
+    monkeypatch.setattr("wandb.init", lambda **_: tracked)
+    monkeypatch.setattr("wandb.log", lambda row, step, commit: sent.update({step: row}))
+    monkeypatch.setattr("wandb.finish", lambda exit_code: None)
+    cleanba.train("ppo", resume=str(killed), track=True, log_frequency=1)
+    assert list(sent) == [64 * update for update in (2, *range(4, 11))]
+    assert {recent, "losses/loss", "losses/entropy"} & sent[2 * 64].keys() == {"losses/entropy"}
     assert [row["update"] for row in read_rows(killed)] == list(range(1, 11))

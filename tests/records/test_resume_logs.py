@@ -18,7 +18,7 @@ EVERY_ROW = ["--log-frequency", "1"]
 def test_rows_after_the_checkpoint_are_removed(tmp_path):
     rows = [{"update": u, "global_step": 10 * u} for u in range(1, 6)] + [{"global_step": 50, "eval/x": 1}]
     text = "".join(json.dumps(row) + "\n" for row in rows)
-    for torn in ("", '{"update": 7, "gl', "\0\0\0\n"):
+    for torn in ("", '{"update": 7, "gl', "\0\0\0\n", f'{{"global_step": 1{400 * "0"}}}\n'):
         (tmp_path / "metrics.jsonl").write_text(text + torn)
         metrics = MetricsFile(tmp_path)
         assert metrics.cut_after(3) == 50
