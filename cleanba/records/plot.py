@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
@@ -17,6 +18,7 @@ from cleanba.runtime.messages import printable
 FORMATS = FigureCanvasBase.get_supported_filetypes()  # by suffix
 
 
+@matplotlib.rc_context({"text.parse_math": False})  # names may contain dollar signs
 def plot_runs(run_dirs: Sequence[Path], out: Path, labels: Sequence[str] | None = None) -> None:
     """Mean return of recently finished episodes over environment steps, one line per run."""
     figure = Figure(figsize=(7, 4), layout="constrained")

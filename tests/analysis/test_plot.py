@@ -4,6 +4,7 @@ import math
 
 import pytest
 from helpers.report import make_run, row
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from cleanba import cleanba_plot
@@ -72,6 +73,14 @@ def test_a_file_is_written(tmp_path, monkeypatch, capsys):
     plot("run", "--out", "curve.svg")
     assert "<svg" in (tmp_path / "curve.svg").read_text()
     assert capsys.readouterr().out == "learning_curve.png\ncurve.svg\n"
+
+
+def test_a_name_is_no_formula(tmp_path, drawn):
+    names = [r"$\frac{$", "a$x$"]
+    plot(*(make_run(tmp_path, "Breakout-v5", name=name) for name in names))
+    FigureCanvasAgg(drawn[0]).draw()
+    texts = drawn[0].axes[0].get_legend().get_texts()
+    assert [(text.get_text(), text.get_parse_math()) for text in texts] == [(name, False) for name in names]
 
 
 @pytest.mark.parametrize(
