@@ -29,7 +29,8 @@ from rich.table import Table
 from cleanba.config.command_line import parse_command
 from cleanba.config.errors import UsageError
 from cleanba.runtime.machine import visible_gpus
-from cleanba.runtime.messages import background_output, clock, say, without_secrets
+from cleanba.runtime.messages import clock, say, without_secrets
+from cleanba.runtime.output import background_output
 from cleanba.runtime.signals import handle_signals, on_stop
 
 GRACE_SECONDS = 120  # for runs to save a checkpoint and exit when the benchmark is stopped

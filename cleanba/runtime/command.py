@@ -15,7 +15,8 @@ from typing import NoReturn
 from rich.console import Console
 
 from cleanba.config.errors import EnvError, NotFinite, UsageError
-from cleanba.runtime.messages import background_output, flush_output, replace_closed_streams, say
+from cleanba.runtime.messages import say
+from cleanba.runtime.output import background_output, flush_output, replace_closed_streams
 from cleanba.runtime.signals import PREEMPTED, STOP_SIGNALS, handle_signals, leave_before_start, on_stop
 
 ANOTHER_PROCESS = 3  # exit code of a process that leaves because another process of its job did

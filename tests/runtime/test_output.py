@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 from helpers.runs import run_python
 
-from cleanba.runtime import messages
-from cleanba.runtime.messages import GAP, MAX_WAITING_BYTES, BackgroundStream, background_output
+from cleanba.runtime import output
+from cleanba.runtime.output import GAP, MAX_WAITING_BYTES, BackgroundStream, background_output
 
 LINE = "x" * 1023 + "\n"
 
@@ -35,7 +35,7 @@ def test_what_is_written_arrives_in_order(pipe):
 
 
 def test_without_a_reader_nothing_waits_and_the_gap_is_marked(pipe, monkeypatch):
-    monkeypatch.setattr(messages, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(output, "PATIENCE_SECONDS", 0.05)
     stream, reading = pipe
     for _ in range(2 * MAX_WAITING_BYTES // len(LINE)):
         stream.write(LINE)
@@ -48,7 +48,7 @@ def test_without_a_reader_nothing_waits_and_the_gap_is_marked(pipe, monkeypatch)
 
     thread = threading.Thread(target=read)
     thread.start()
-    monkeypatch.setattr(messages, "PATIENCE_SECONDS", 10)
+    monkeypatch.setattr(output, "PATIENCE_SECONDS", 10)
     stream.drain()
     stream.write("the end\n")
     thread.join(10)
