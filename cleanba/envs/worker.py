@@ -12,7 +12,7 @@ import sys
 import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TextIO, cast
 
 import gymnasium
 import numpy as np
@@ -21,6 +21,7 @@ from cleanba.envs.gymnasium_make import Recipe, make_env, make_vector_env
 from cleanba.envs.shared_rows import BadObservation, ObsWriter, map_rows
 from cleanba.envs.worker_job import RENDER, Fds, Job
 from cleanba.envs.wrappers import OPTIONS
+from cleanba.runtime.output import BackgroundStream
 
 MAX_REPORT = 16_000  # characters: fits into a pipe, so that nobody waits for a reader
 PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # signals that are its business
@@ -210,7 +211,8 @@ def to_actions(space: Any, rows: np.ndarray) -> np.ndarray:
 def main() -> None:
     for number in PARENTS:
         signal.signal(number, lambda *_: None)  # programs that an environment starts do not inherit this
-    sys.stdout = sys.stderr  # standard output belongs to the command
+    output = BackgroundStream(sys.stderr, needs_reader=False)  # standard output belongs to the command
+    sys.stdout = sys.stderr = cast(TextIO, output)
     index, *numbers = map(int, sys.argv[1:])
     fds = Fds(*numbers)
     job: Job = pickle.loads(os.pread(fds.job, os.fstat(fds.job).st_size, 0))
@@ -219,7 +221,7 @@ def main() -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     kind = VectorWorker if job.is_vector else Worker
     kind(job, index, fds).run()
-    sys.stderr.flush()
+    output.drain()
     os._exit(0)
 
 

@@ -4,7 +4,7 @@ import os
 import select
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
@@ -15,12 +15,15 @@ GAP = "(some output is missing here: nobody read it, or the disk was full)\n"
 
 class BackgroundStream:
     """A text stream whose `write` never waits: a thread writes to the terminal, pipe or file behind it. What
-    nobody reads, and what a full disk refuses, is dropped. `write` raises BrokenPipeError once the reader has
-    gone. Everything else is that of the stream behind it."""
+    nobody reads, and what a full disk refuses, is dropped. Once the reader has gone, `write` raises
+    BrokenPipeError, or drops that, too. Lines stay whole where several processes write. Everything else is
+    that of the stream behind it."""
 
-    def __init__(self, stream: TextIO):
-        self._stream, self._descriptor = stream, stream.fileno()
+    def __init__(self, stream: TextIO, *, needs_reader: bool = True):
+        self._stream, self._descriptor, self._needs_reader = stream, stream.fileno(), needs_reader
+        self._pid = os.getpid()
         self._waiting = b""
+        self._ready = 0  # bytes of it: until the end of a line, or until they are flushed
         self._written = 0  # bytes
         self._has_gap = False
         self._reader_gone = False
@@ -31,21 +34,37 @@ class BackgroundStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        data = (GAP * self._has_gap + text).encode(self._stream.encoding, "backslashreplace")
+        data = text.encode(self._stream.encoding, "backslashreplace")
+        if self._is_copy():
+            self._write_now(data)
+            return len(text)
         with self._changed:
-            if self._reader_gone:
+            if self._reader_gone and self._needs_reader:
                 raise BrokenPipeError("the reader of the output has gone")
+            data = GAP.encode() * self._has_gap + data
             self._has_gap = len(self._waiting) + len(data) > MAX_WAITING_BYTES
-            if not self._has_gap:
+            if not self._has_gap and not self._reader_gone:
                 self._waiting += data
-                self._changed.notify_all()
+                if "\n" in text or "\r" in text:
+                    self.flush()
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         """Does not wait; `drain` does."""
+        if not self._is_copy():
+            with self._changed:
+                self._ready = len(self._waiting)
+                self._changed.notify_all()
 
     def drain(self) -> None:
         """Wait until everything is written, or nothing has moved for PATIENCE_SECONDS."""
+        if self._is_copy():
+            return
+        self.flush()
         with self._changed:
             before = -1
             while self._waiting and before != self._written:
@@ -55,13 +74,23 @@ class BackgroundStream:
     def _write_all(self) -> None:
         while not self._reader_gone:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                data = self._waiting[:4096]  # a pipe takes this much in one piece
-            written = self._write(data)
+                self._changed.wait_for(lambda: self._ready)
+                data = self._waiting[: min(self._ready, select.PIPE_BUF)]
+            written = self._write(data[: data.rfind(b"\n") + 1] or data)
             with self._changed:
                 self._waiting = b"" if self._reader_gone else self._waiting[written:]
+                self._ready -= written
                 self._written += written
                 self._changed.notify_all()
+
+    def _is_copy(self) -> bool:
+        """Made by a fork: it lacks the thread, which may even have had the lock."""
+        return os.getpid() != self._pid
+
+    def _write_now(self, data: bytes) -> None:
+        """What does not fit is dropped."""
+        while data and select.select([], [self._descriptor], [], 0)[1]:
+            data = data[self._write(data[: select.PIPE_BUF]) :]
 
     def _write(self, data: bytes) -> int:
         """The number of bytes that need not be written again."""
@@ -88,9 +117,9 @@ def replace_closed_streams() -> None:
 @contextmanager
 def background_output() -> Iterator[None]:
     """In the body, no output makes its writer wait: neither a terminal or pipe that nobody reads, nor a full
-    disk."""
+    disk. Who has closed standard output wants no more; standard error is only beside it."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(_in_background, before)
+    sys.stdout, sys.stderr = _in_background(sys.stdout), _in_background(sys.stderr, needs_reader=False)
     try:
         yield
     finally:
@@ -98,10 +127,10 @@ def background_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _in_background(stream: TextIO) -> TextIO:
+def _in_background(stream: TextIO, *, needs_reader: bool = True) -> TextIO:
     if isinstance(stream, BackgroundStream) or not _has_descriptor(stream):
         return stream
-    return cast(TextIO, BackgroundStream(stream))
+    return cast(TextIO, BackgroundStream(stream, needs_reader=needs_reader))
 
 
 def _has_descriptor(stream: TextIO) -> bool:

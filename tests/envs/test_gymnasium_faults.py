@@ -1,12 +1,13 @@
 """Environments that go wrong in their worker processes: one clear line, and nothing is left running."""
 
+import fcntl
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import gymnasium
 import numpy as np
@@ -179,6 +180,44 @@ def test_what_environments_print_goes_to_standard_error(capfd):
     assert out == "" and err == "a line of the environment's own\n"
 
 
+@contextmanager
+def standard_error(descriptor):
+    """Of what is started in the body."""
+    kept = os.dup(2)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@pytest.fixture(params=["full disk", "reader that does not read", "reader that has gone"])
+def takes_nothing(request):
+    """Where no output arrives."""
+    reading, writing = os.pipe()
+    if request.param == "full disk":
+        os.close(writing)
+        writing = os.open("/dev/full", os.O_WRONLY)
+    else:
+        os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)))
+    if request.param == "reader that has gone":
+        os.close(reading)
+        reading = os.open("/dev/null", os.O_RDONLY)
+    yield writing
+    os.close(writing)
+    os.close(reading)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("fault", ["prints", "forks and prints"])
+def test_what_environments_print_stops_none_of_them(takes_nothing, fault):
+    before = children()
+    with standard_error(takes_nothing), faulty(fault) as envs:
+        play(envs)
+    assert not still_running(before, seconds=10)
+
+
 def test_what_is_printed_while_the_spaces_are_looked_at_goes_to_standard_error(capfd):
     register("Talkative-v0", Talkative)
     env_spec(Args(env_id="Talkative-v0", env_backend="gymnasium"))
@@ -199,6 +238,12 @@ class Talkative(Cue):
     def __init__(self, **how):
         print("made")
         super().__init__(**how)
+
+
+def test_what_an_environment_and_its_copy_print_arrives(capfd):
+    with faulty("forks and prints") as envs:
+        play(envs, steps=5)
+    assert capfd.readouterr().err == 2 * "a line of both\n"
 
 
 @pytest.mark.parametrize("fault", ["forks", "a copy raises"])

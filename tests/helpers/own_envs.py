@@ -129,6 +129,11 @@ class Faulty(Cue):
                 os._exit(7)
             case "prints":
                 print("a line of the environment's own")
+            case "forks and prints":
+                copy = os.fork()
+                print("a line of both")
+                if copy:
+                    os.waitpid(copy, 0)
 
     def observe(self):
         obs = super().observe()

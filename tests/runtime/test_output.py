@@ -34,6 +34,58 @@ def test_what_is_written_arrives_in_order(pipe):
     assert os.read(reading, 2**16).decode() == "".join(lines)
 
 
+def test_all_ways_to_write_keep_the_order(pipe):
+    stream, reading = pipe
+    print("printed", file=stream)
+    stream.writelines(["several\n", "lines\n"])
+    stream.drain()
+    assert os.read(reading, 100) == b"printed\nseveral\nlines\n"
+
+
+def test_lines_of_several_processes_are_not_mixed(pipe):
+    stream, reading = pipe
+    other = BackgroundStream(stream)
+    stream.write("in two ")
+    other.write("of another\n")
+    other.drain()
+    stream.write("parts\n")
+    stream.write("without an end")
+    stream.flush()
+    stream.drain()
+    assert os.read(reading, 100) == b"of another\nin two parts\nwithout an end"
+
+
+FORK = """
+import os, sys, threading
+from cleanba.runtime.output import BackgroundStream
+
+stream = BackgroundStream(sys.stdout)
+locked = threading.Event()
+
+def hold():
+    with stream._changed:
+        locked.set()
+        threading.Event().wait()
+
+stream.write("before ")
+threading.Thread(target=hold, daemon=True).start()
+locked.wait()
+if copy := os.fork():
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]))
+for end in ("", "\\n"):
+    stream.write("of the copy" + end)
+    stream.flush()
+    stream.drain()
+os._exit(7)
+"""
+
+
+def test_a_copy_made_by_a_fork_writes_without_the_lock_and_the_thread(tmp_path):
+    """Another thread may have had the lock. What was waiting is not the copy's to write."""
+    command = run_python(tmp_path, "-c", FORK, timeout=30)
+    assert (command.returncode, command.stdout) == (7, "of the copyof the copy\n")
+
+
 def test_without_a_reader_nothing_waits_and_the_gap_is_marked(pipe, monkeypatch):
     monkeypatch.setattr(output, "PATIENCE_SECONDS", 0.05)
     stream, reading = pipe
@@ -64,6 +116,15 @@ def test_a_reader_that_has_gone_is_an_error_for_the_writer(pipe):
     stream.drain()
     with pytest.raises(BrokenPipeError):
         stream.write("more\n")
+
+
+def test_a_reader_of_what_is_only_beside_the_work_may_go(pipe):
+    stream, reading = pipe
+    stream = BackgroundStream(stream, needs_reader=False)
+    os.close(reading)
+    for _ in range(3):
+        stream.write("lost\n")
+        stream.drain()
 
 
 def test_a_full_disk_is_no_error():
