@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from cleanba.config.errors import UsageError
 from cleanba.config.flags import with_tuples
@@ -22,6 +23,7 @@ MAX_ENTRIES = 2**21  # of an observation: five times those of Atari's full frame
 MAX_WIDTH = 2**25  # numbers of one observation in the widest layer: 4 GiB for the rows of a probe. The
 #                    largest preset has 2**19; four cameras of 640 × 480 pixels, in 16 channels, are below
 MAX_ACTIONS = 2**16
+MAX_PARTS = 256  # of a multi-discrete action; each has its own sampling: so many take minutes to compile
 MAX_STEPS = 2**53
 
 
@@ -109,13 +111,19 @@ def _width(spec: ArraySpec, flags: dict[str, Any]) -> int:
 
 
 def _is_action(spec: ActionSpec) -> bool:
-    if not _is_shape(spec.shape, MAX_ACTIONS) or spec.dtype.kind not in "iuf":
+    """Whether it is one that environments have, its parts as many as its shape says."""
+    if not _is_shape(spec.shape, MAX_ACTIONS):
         return False
-    bounds = [spec.low, spec.high]
-    if not all(isinstance(x, tuple) and all(isinstance(y, int | float) for y in x) for x in bounds):
-        return False
-    counts = {"discrete": (spec.n,), "multi_discrete": spec.ns, "box": spec.shape}.get(spec.kind, ())
-    return bool(counts) and all(_is_shape((count,), MAX_ACTIONS) for count in counts)
+    match spec.kind:
+        case "discrete":
+            return _is_shape((spec.n,), MAX_ACTIONS) and spec == ActionSpec("discrete", n=spec.n)
+        case "multi_discrete":
+            counts = len(spec.ns) <= MAX_PARTS and all(_is_shape((n,), MAX_ACTIONS) for n in spec.ns)
+            return counts and sum(spec.ns) <= MAX_ACTIONS and spec == ActionSpec.multi_discrete(spec.ns)
+        case "box":
+            bounds = [np.array(x, float) for x in (spec.low, spec.high)]
+            return len(spec.low) == len(spec.high) and spec == ActionSpec.box(*bounds)
+    return False
 
 
 def _is_shape(shape: tuple[Any, ...], most: int) -> bool:

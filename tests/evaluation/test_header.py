@@ -62,6 +62,8 @@ def test_a_damaged_header_is_refused(path, part, value):
 ARRAY = dict(shape=[4], dtype="float32", stack=1)
 IMAGE = dict(shape=[4, 16384, 16384], dtype="uint8", stack=4)
 ACTION = dict(kind="discrete", shape=[], dtype="int32", n=2, ns=[], low=[], high=[])
+BOX = ACTION | dict(kind="box", dtype="float32", n=0, shape=[2], low=[-1, -1.5], high=[1, 1])
+NUMBERS = ACTION | dict(kind="multi_discrete", n=0, shape=[2], ns=[2, 3])
 HUGE = ATARI_PRESETS["impala"] | dict(img_height=16384, img_width=16384)
 
 
@@ -91,7 +93,24 @@ HUGE = ATARI_PRESETS["impala"] | dict(img_height=16384, img_width=16384)
         dict(action=ACTION | dict(shape=[2**40])),
         dict(action=ACTION | dict(low="-inf")),
         dict(action=ACTION | dict(dtype="V8")),
+        dict(action=ACTION | dict(shape=[2])),
+        dict(action=ACTION | dict(n=True)),
         dict(action=ACTION | dict(more=1)),
+        dict(action=NUMBERS | dict(ns=[1] * 200_000)),
+        dict(action=NUMBERS | dict(shape=[257], ns=[1] * 257)),
+        dict(action=NUMBERS | dict(ns=[1])),
+        dict(action=NUMBERS | dict(ns=[2**15, 2**15 + 1])),
+        dict(action=NUMBERS | dict(ns=[2, 0])),
+        dict(action=NUMBERS | dict(ns=[2, 3.0])),
+        dict(action=NUMBERS | dict(ns="23")),
+        dict(action=BOX | dict(low=[-1] * 200_000)),
+        dict(action=BOX | dict(high=[])),
+        dict(action=BOX | dict(high=[[1, 1]])),
+        dict(action=BOX | dict(high=["1", "1"])),
+        dict(action=BOX | dict(high=[1, 10**400])),
+        dict(action=BOX | dict(low=None)),
+        dict(action=BOX | dict(shape=[])),
+        dict(action=BOX | dict(shape=[1, 2])),
         dict(options=HUGE),
         dict(options=[]),
         dict(options={"frame_skip": "4"}),
@@ -101,12 +120,19 @@ HUGE = ATARI_PRESETS["impala"] | dict(img_height=16384, img_width=16384)
         dict(backend="os"),
         dict(backend=[]),
     ],
-    ids=str,
+    ids=lambda change: str(change)[:100],
 )
 @pytest.mark.usefixtures("nothing_is_built")
 def test_an_impossible_environment_is_refused(path, change):
     rewrite(path, env=edited(path, "env", **change))
     with pytest.raises(UsageError, match="has a damaged header|asks for options that no preset"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("action", [BOX, NUMBERS], ids=["box", "multi_discrete"])
+def test_actions_of_several_numbers_are_allowed(path, action):
+    rewrite(path, env=edited(path, "env", action=action))
+    with pytest.raises(UsageError, match="params .* do not fit"):  # they are of a network with two actions
         load_model(path)
 
 
