@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +19,7 @@ from cleanba.config.errors import UsageError
 from cleanba.records.run_folder import ARGS, MAX_COUNT, METRICS, is_number
 from cleanba.records.run_status import RunStatus, run_status
 from cleanba.runtime.command import command
+from cleanba.runtime.files import last_written
 from cleanba.runtime.messages import printable, say, show
 
 DESCRIPTION = """List the runs in a folder, last the one that wrote last: what became of them, how far
@@ -48,7 +48,7 @@ def run(args: Args, console: Console) -> None:
     found, unreadable = find_runs(args.folders, tensorboard=False)
     for problem in unreadable:
         say(problem)
-    runs = sorted(map(run_status, found), key=last_written)
+    runs = sorted(map(run_status, found), key=wrote_at)
     if args.json:
         for status in runs:
             show(console, json.dumps(as_record(status)))
@@ -68,12 +68,8 @@ def run(args: Args, console: Console) -> None:
         show(console, f"… and {len(commands) - MAX_COMMANDS} more; --json has all")
 
 
-def last_written(status: RunStatus) -> float:
-    times = [0.0]
-    for name in (METRICS, ARGS):
-        with suppress(OSError):
-            times.append((status.folder / name).stat().st_mtime)
-    return max(times)
+def wrote_at(status: RunStatus) -> float:
+    return last_written([status.folder / METRICS, status.folder / ARGS])
 
 
 def as_record(status: RunStatus) -> dict[str, Any]:
@@ -88,7 +84,7 @@ def as_record(status: RunStatus) -> dict[str, Any]:
         "total_steps": total_steps(status),
         "return": status.episodic_return,
         "evaluation": status.evaluation or None,
-        "last_written": last_written(status),
+        "last_written": wrote_at(status),
         "resume": status.resume_command,
         "resumes_at": status.resumes_at if status.resume_command else None,
     }
@@ -151,7 +147,7 @@ def row(status: RunStatus, wide: bool) -> list[str]:
         progress += f", resumes at {short(resumes_at)}"
     evaluation, speed = status.evaluation.get("episodic_return"), status.last.get("charts/SPS")
     extra = [_number(evaluation), "" if speed is None else f"{speed:,.0f}"] if wide else []
-    age = ago(time.time() - last_written(status))
+    age = ago(time.time() - wrote_at(status))
     return [status.state, progress, _number(status.episodic_return), *extra, age]
 
 

@@ -6,6 +6,7 @@ from cleanba.config.errors import UsageError
 from cleanba.evaluation.hub import find_model
 from cleanba.evaluation.model import SUFFIX
 from cleanba.records.run_status import resume_command, run_status
+from cleanba.runtime.files import last_written
 
 LATEST = "latest"
 RUNS = Path("runs")
@@ -22,7 +23,7 @@ def find_run_model(name: str) -> Path:
 
 
 def latest_model(folder: Path) -> Path:
-    models = sorted(folder.rglob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+    models = sorted(folder.rglob(f"*{SUFFIX}"), key=lambda path: last_written([path]))
     if not models:
         raise UsageError(f"there is no run with a model in {folder}/; train with --save-model")
     return models[-1]

@@ -8,7 +8,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -45,6 +45,15 @@ def open_to_read(path: Path) -> BinaryIO:
 def read_regular(path: Path) -> bytes:
     with open_to_read(path) as file:
         return file.read()
+
+
+def last_written(paths: Iterable[Path]) -> float:
+    """When the newest of these files was, in seconds of the epoch; 0 if none is there."""
+    times = [0.0]
+    for path in paths:
+        with suppress(OSError):  # it is gone, or a link that leads nowhere
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def is_own_folder(folder: Path) -> bool:

@@ -129,6 +129,30 @@ def test_runs_are_found_at_any_depth_and_once(tmp_path):
     assert find_runs([tmp_path, paths[0], elsewhere]) == (sorted([*paths, tmp_path / "link"]), [])
 
 
+def test_links_are_followed_down_but_not_up(tmp_path, monkeypatch):
+    """To other disks, for instance; but whoever names a folder wants nothing of what it is in."""
+    runs, disk = tmp_path / "home/runs", tmp_path / "disk/runs"
+    own, other = make_run(runs / "sweep", "Pong-v5"), make_run(disk / "sweep", "Pong-v5")
+    for unwanted in (tmp_path / "home", tmp_path / "disk"):
+        make_run(unwanted, "Alien-v5")
+    (runs / "disk").symlink_to(disk)
+    (runs / "sweep/up").symlink_to("../..")
+    (runs / "sweep/top").symlink_to("/")
+    (disk / "up").symlink_to("..")
+    (disk / "home").symlink_to(tmp_path / "home")
+    (tmp_path / "link").symlink_to(runs)
+    scandir = os.scandir
+
+    def guarded(path):
+        assert "/top/" not in str(path), "the whole machine is searched"
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    assert find_runs([runs]) == ([runs / "disk/sweep" / other.name, own], [])
+    link = tmp_path / "link"
+    assert find_runs([link]) == ([link / "disk/sweep" / other.name, link / "sweep" / own.name], [])
+
+
 def test_a_folder_that_cannot_be_opened_is_noted(tmp_path, monkeypatch):
     make_run(tmp_path, "Breakout-v5")
     (tmp_path / "closed").mkdir()

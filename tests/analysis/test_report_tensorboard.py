@@ -75,6 +75,13 @@ def test_truncated_and_damaged_events(tmp_path):
     assert read_run(path).state == "damaged"
 
 
+def test_a_link_that_leads_nowhere_spoils_no_files_beside_it(tmp_path):
+    path = write_events(tmp_path / "run", [(100, 1.0), (200, 3.0)], 300)
+    (path / "events.out.tfevents.9").symlink_to("nowhere")
+    run = read_run(path)
+    assert (run.state, run.score) == ("running", 2) and run.damage.startswith("events.out.tfevents.9 is")
+
+
 def test_a_logged_mean_is_used_only_without_episodes(tmp_path):
     for episodes, score in (([], 7), ([(100, 1.0), (200, 2.0)], 1.5)):
         path = write_events(tmp_path / f"Pong-v5__b__{len(episodes)}__2", episodes, 1000)

@@ -49,5 +49,6 @@ def test_latest_is_the_model_that_was_saved_last(folder):
         path.parent.mkdir(parents=True, exist_ok=True)
         save_model(path, make_model())
         os.utime(path, (1e9 - age, 1e9 - age))
+    (folder.parent / "sweep/old.cleanrl_model").symlink_to("nowhere")
     assert str(find_run_model("latest")) == "runs/sweep/b/ppo.cleanrl_model"
     assert str(find_run_model("runs/a")) == "runs/a/ppo.cleanrl_model"

@@ -32,7 +32,7 @@ from cleanba.records.run_folder import (
     sample_rows,
 )
 from cleanba.records.run_status import state_of
-from cleanba.runtime.files import read_regular
+from cleanba.runtime.files import last_written, read_regular
 from cleanba.runtime.messages import printable
 
 # A run folder's name, which has what matters if args.json is lost.
@@ -99,21 +99,29 @@ def as_text(value: Any) -> str:
 
 def find_runs(roots: Iterable[Path], *, tensorboard: bool = True) -> tuple[list[Path], list[str]]:
     """All run folders at or below `roots`, each once, sorted, with or without those that have TensorBoard's
-    files only; and the folders that could not be opened."""
+    files only; and the folders that could not be opened. Links are followed, but not to what is above."""
     found: list[Path] = []
     seen: set[str] = set()  # resolved paths
     errors: list[OSError] = []
     for root in roots:
         for folder, subfolders, files in os.walk(root, onerror=errors.append, followlinks=True):
             real = os.path.realpath(folder)
-            if real in seen:
-                subfolders.clear()  # a circular link, or a root within another
+            if real in seen or (folder != os.fspath(root) and _leads_up(folder, root)):
+                subfolders.clear()  # a circular link, a root within another, or a link to the whole disk
                 continue
             seen.add(real)
             events = tensorboard and any(name.startswith(EVENTS) for name in files)
             if events or {METRICS, ARGS} & set(files):
                 found.append(Path(folder))
     return sorted(found), [printable(f"{error.filename}: {error.strerror}") for error in errors]
+
+
+def _leads_up(folder: str, root: Path) -> bool:
+    """Whether it is a link to a folder in which it is itself, or the root is."""
+    if not os.path.islink(folder):
+        return False
+    real, *inside = (Path(os.path.realpath(path)) for path in (folder, os.path.dirname(folder), root))
+    return any(path.is_relative_to(real) for path in inside)
 
 
 def read_run(path: Path, steps: int | None = None) -> Run:
@@ -264,7 +272,7 @@ def _read_tensorboard(path: Path, steps: int | None) -> Run:
     )
     if run.state == "stopped" and run.is_complete and not steps:
         return run._replace(state="finished")
-    if run.state == "stopped" and time.time() - max(f.stat().st_mtime for f in files) < IDLE_SECONDS:
+    if run.state == "stopped" and time.time() - last_written(files) < IDLE_SECONDS:
         return run._replace(state="running")
     return run
 
