@@ -7,6 +7,11 @@ from contextlib import suppress
 
 from rich.console import Console
 
+# In the names of secrets. Plain PWD and OLDPWD are folders, KEY_BINDINGS and TOKENS_PER_BATCH no secrets.
+PASSWORDS = r"PASSW(OR)?D|PASSPHRASE|(^|_)(API)?(SECRET|CREDENTIAL)S?(_|$)|(^|_)PASS$|_PWD$"
+KEYS = r"(^|_)((API)?(KEY|TOKEN)S?|PAT)_?\d*$|(^|_)(API|ACCESS|PRIVATE)_KEY_"
+PLACES = r"_(DIR|FILE|FOLDER|HOME|PATH)$"
+
 
 def say(text: str) -> None:
     """To stderr, in one write: other processes may share the terminal. It may also be gone."""
@@ -29,22 +34,24 @@ def printable(text: str) -> str:
 
 def without_secrets(text: str) -> str:
     """Libraries repeat what they were given in their error messages: tokens, or URLs with passwords."""
-    secrets = {value: name for name, value in os.environ.items() if len(value) >= 8 and _is_secret(name)}
+    secrets = {x: name for name, x in os.environ.items() if len(x) >= 8 and _is_secret(name, x)}
     for value in sorted(secrets, key=len, reverse=True):  # one may begin like another
         text = text.replace(value, f"(the value of {secrets[value]})")
     given = (
         r"(\b[A-Z][A-Z0-9_]*=|--[\w-]+(?:=| +(?!-)))('[^']*'|\"[^\"]*\"|[^\s'\"]+)"  # not Python's key=key
     )
-    text = re.sub(given, lambda m: f"{m[1]}***" if _is_secret(m[1].rstrip("= ")) else m[0], text)
+    text = re.sub(given, lambda m: f"{m[1]}***" if _is_secret(m[1].rstrip("= "), m[2]) else m[0], text)
     return re.sub(r"(://)[^/\s'\"]+@", r"\1***@", text)
 
 
-def _is_secret(name: str) -> bool:
-    """By its words: WANDB_API_KEY, PGPASSWORD, --hub-token; but not MONKEY_DIR, TOKENIZERS_…, KEY_PATH."""
-    name = name.upper().replace("-", "_")
-    words = r"(^|_)(API)?(KEY|TOKEN|SECRET|CREDENTIAL)S?(_|$)|PASSW(OR)?D|PASSPHRASE"
-    place = r"_(DIR|FILE|FOLDER|HOME|PATH)$"
-    return bool(re.search(words, name)) and not re.search(place, name)
+def _is_secret(name: str, value: str) -> bool:
+    """By the words of its name: WANDB_API_KEY, PGPASSWORD, --hub-token; but not MONKEY_DIR, KEY_PATH. A
+    number may be a password; as a key it is a seed, as tokens their count."""
+    name = name.strip("-").upper().replace("-", "_")
+    if re.search(PLACES, name):
+        return False
+    is_key = re.search(KEYS, name) and not value.strip("'\"").isdecimal()
+    return bool(is_key or re.search(PASSWORDS, name))
 
 
 def first_line(error: BaseException) -> str:
