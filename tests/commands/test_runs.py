@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from io import StringIO
 
 import pytest
@@ -136,14 +137,14 @@ def test_a_layout_of_endless_digits_does_not_hide_the_others(runs_dir, capsys, m
 
 def test_a_folder_whose_files_cannot_be_looked_at_does_not_hide_the_others(runs_dir, capsys, monkeypatch):
     """It can be listed, but not entered."""
-    stat = os.stat
 
-    def denied(path, *args, **options):
+    def denied(call, path, *args, **options):
         if "/half/" in str(path):
             raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, *args, **options)
+        return call(path, *args, **options)
 
-    monkeypatch.setattr(os, "stat", denied)
+    for name in ("stat", "open"):
+        monkeypatch.setattr(os, name, partial(denied, getattr(os, name)))
     states = {record.folder.name: record.status for record in cleanba.runs(runs_dir)}
     assert states == {"done": "finished", "half": "damaged", "lost": "damaged"}
     assert re.search(r"half +damaged", run(capsys, monkeypatch, "runs", runs_dir))
