@@ -44,6 +44,7 @@ def load_file(name: str | Path) -> Any:
     path = Path(name).resolve()
     if path.suffix != ".py":
         raise UsageError(f"there is no algorithm {name!r}; give {', '.join(ALGORITHMS)} or a .py file")
+    check_utf8(path)
     name_here = f"cleanba_file_{path.stem}_{crc32(str(path).encode()):08x}"  # clashes with no module
     spec = spec_from_file_location(name_here, path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -53,6 +54,17 @@ def load_file(name: str | Path) -> Any:
     sys.path.insert(0, str(path.parent))  # as for `python FILE`: it may import what lies beside it
     spec.loader.exec_module(module)
     return module
+
+
+def check_utf8(file: str | Path | None) -> None:
+    """JAX notes for each operation which line of which file it comes from, and fails on other names; so does
+    a model's header, which names the file."""
+    try:
+        str(file).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{file} is not UTF-8, and JAX runs no code from such a path; rename the file or its folder"
+        ) from None
 
 
 def module_of(args: type, make_algorithm: Callable[..., Any]) -> str:
@@ -74,6 +86,7 @@ def name_of(args: type, make_algorithm: Callable[..., Any]) -> str:
     name it, and work from here."""
     module = module_of(args, make_algorithm)
     file = getattr(sys.modules.get(module), "__file__", None)
+    check_utf8(file)
     for name, ours in ALGORITHMS.items():
         if module == ours or (file and Path(file) == Path(__file__).parent / f"{ours.split('.')[1]}.py"):
             return name

@@ -1,6 +1,7 @@
 """The file of an algorithm of one's own: what is recorded of it, and said when it has changed."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from zlib import crc32
@@ -68,6 +69,21 @@ def test_commands_that_are_shown_name_the_file_from_here(train_file):
     (outcome.run_dir / "finished.json").unlink()
     command = run_status(outcome.run_dir).resume_command
     assert command == f"cleanba train 'var/k 2.py' --resume {outcome.run_dir}"
+
+
+def test_a_path_that_is_not_utf_8_is_refused_before_anything_is_trained(train_file):
+    """JAX fails at its first operation, or else the model when all is trained."""
+    moved = Path(os.fsdecode(b"r\xff/a2c.py"))
+    moved.parent.mkdir()
+    shutil.copy(FILE, moved)
+    refused = r"a2c.py is not UTF-8, .* rename the file or its folder$"
+    with pytest.raises(UsageError, match=refused):
+        load_algorithm(str(moved))
+    module = load_algorithm(str(FILE))
+    module.__file__ = str(moved)  # as in `python FILE`
+    with pytest.raises(UsageError, match=refused):
+        train(module.Args(**SMALL, width=8, total_timesteps=64, save_model=True), module.make_algorithm)
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(
