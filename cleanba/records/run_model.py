@@ -1,12 +1,12 @@
 """The model file of a run: where it is, and how a run without one gets one."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from cleanba.config.errors import UsageError
 from cleanba.evaluation.hub import find_model
 from cleanba.evaluation.model import SUFFIX
 from cleanba.records.run_status import resume_command, run_status
-from cleanba.runtime.files import last_written
 
 LATEST = "latest"
 RUNS = Path("runs")
@@ -23,10 +23,13 @@ def find_run_model(name: str) -> Path:
 
 
 def latest_model(folder: Path) -> Path:
-    models = sorted(folder.rglob(f"*{SUFFIX}"), key=lambda path: last_written([path]))
-    if not models:
+    saved = dict[Path, float]()
+    for path in folder.rglob(f"*{SUFFIX}"):
+        with suppress(OSError):  # a link to nothing, or deleted since
+            saved[path] = path.stat().st_mtime
+    if not saved:
         raise UsageError(f"there is no run with a model in {folder}/; train with --save-model")
-    return models[-1]
+    return max(saved, key=saved.__getitem__)
 
 
 def how_to_save_one(folder: Path) -> str:

@@ -9,7 +9,7 @@ from helpers.models import make_model
 from helpers.runs import REPO
 
 from cleanba.config.errors import UsageError
-from cleanba.evaluation.model import save_model
+from cleanba.evaluation.model import load_model, save_model
 from cleanba.records.run_folder import MetricsFile
 from cleanba.records.run_model import find_run_model
 
@@ -52,3 +52,13 @@ def test_latest_is_the_model_that_was_saved_last(folder):
     (folder.parent / "sweep/old.cleanrl_model").symlink_to("nowhere")
     assert str(find_run_model("latest")) == "runs/sweep/b/ppo.cleanrl_model"
     assert str(find_run_model("runs/a")) == "runs/a/ppo.cleanrl_model"
+
+
+def test_a_link_to_nothing_is_not_the_latest_model(folder):
+    (folder / "b.cleanrl_model").symlink_to("nothing")
+    with pytest.raises(UsageError, match="no run with a model in runs/"):
+        find_run_model("latest")
+    with pytest.raises(UsageError, match=r"^runs/a/b.cleanrl_model cannot be read: No such file"):
+        load_model(find_run_model("runs/a"))
+    save_model(folder / "a.cleanrl_model", make_model())
+    assert str(find_run_model("latest")) == "runs/a/a.cleanrl_model"
