@@ -20,7 +20,7 @@ from typing import Any
 
 from fault_round import Result, Round
 from faults import FAULTS
-from helpers.leftovers import give_children_default_signals
+from helpers.leftovers import adopt_orphans, give_children_default_signals, leave_nothing_when_terminated
 from rich.console import Console
 
 
@@ -83,7 +83,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(FAULTS), choices=list(FAULTS), metavar="FAULT")
     parser.add_argument("--state", type=Path, help="file of the rounds played; given again, it is continued")
     args = parser.parse_args()
+    adopt_orphans()
     give_children_default_signals()
+    leave_nothing_when_terminated()
     state = State(args.state, args.seed)
     console = Console(soft_wrap=True, width=max(100, Console().width))
     console.print(f"{args.rounds} rounds, --seed {state.seed}, {len(state.rounds)} of them played before")
