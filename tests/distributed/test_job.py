@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from helpers.leftovers import joined_threads
 
 from cleanba.distributed import job as module
 from cleanba.distributed.connection import Connection
@@ -16,16 +17,12 @@ from cleanba.distributed.process_info import ProcessInfo
 @pytest.fixture
 def exit_codes(monkeypatch):
     """Of a process that would exit; it does so at once."""
-    codes, before = [], set(threading.enumerate())
+    codes = []
     monkeypatch.setattr(module, "hard_exit", codes.append)
     monkeypatch.setattr(module, "EXIT_SECONDS", 0.0)
     monkeypatch.setattr(module, "SAVE_SECONDS", 0.0)
-    yield codes
-    # None is left to exit after the test, when that would end pytest. One may start another.
-    while running := set(threading.enumerate()) - before:
-        for thread in running:
-            thread.join(20)
-            assert not thread.is_alive()
+    with joined_threads():  # one that exits after the test would end pytest
+        yield codes
 
 
 @pytest.fixture

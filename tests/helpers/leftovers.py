@@ -1,10 +1,12 @@
-"""Processes that a test has started: none may outlive it, whether it passes or fails."""
+"""Processes and threads that a test has started: none may outlive it, whether it passes or fails."""
 
 import ctypes
 import os
 import signal
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,18 @@ def children() -> set[int]:
         with suppress(OSError):  # the thread has ended
             found.update(map(int, path.read_text().split()))
     return found
+
+
+@contextmanager
+def joined_threads() -> Iterator[None]:
+    """All threads that are started in the body end. One may start another."""
+    before = set(threading.enumerate())
+    yield
+    while running := set(threading.enumerate()) - before:
+        for thread in running:
+            with suppress(RuntimeError):  # it is about to start
+                thread.join(20)
+            assert not thread.is_alive()
 
 
 def describe(pid: int) -> str:
