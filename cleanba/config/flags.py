@@ -116,7 +116,7 @@ class Processes:
     join_seconds: Annotated[float, POSITIVE] = 60
     """how long processes wait for each other at the start"""
     stuck_seconds: Annotated[float, POSITIVE] = 600
-    """a run that makes no progress for this long prints the stack of each thread and exits"""
+    """a run that makes no progress for this long, or does not end, prints where each thread is and exits"""
 
 
 @dataclass(frozen=True)

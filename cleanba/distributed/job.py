@@ -23,6 +23,7 @@ from cleanba.sebulba.channel import Channel, ChannelClosed
 
 EXIT_SECONDS = 3.0  # for a process to learn which one was lost, and then to exit by itself
 SAVE_SECONDS = 8.0  # the same for process 0, which also saves a checkpoint
+RESCUE_SECONDS = 8.0  # for another thread to save it, where the main thread is stuck
 
 
 class Job:
@@ -36,6 +37,7 @@ class Job:
         self._reports: dict[int, Channel[Message]] = {process: Channel(64) for process in connections}
         self._pings = {process: (time.monotonic(), 0) for process in connections}  # when, its progress
         self._when_lost: Callable[[CleanExit], None] = lambda reason: None
+        self._rescue: Callable[[CleanExit], CleanExit] = lambda reason: reason
         self._end_lock = threading.Lock()
         self._ended = threading.Event()
         self._finished = False
@@ -102,6 +104,11 @@ class Job:
         """Call `action`, in another thread, when a process is lost; this process exits soon afterwards."""
         self._when_lost = action
 
+    def when_stuck(self, rescue: Callable[[CleanExit], CleanExit]) -> None:
+        """In process 0: call `rescue`, in another thread, if the main thread does not exit then, and exit for
+        the reason that it returns."""
+        self._rescue = rescue
+
     def fail(self, why: str, exit_code: int = ANOTHER_PROCESS) -> None:
         """Tell the others why this process exits, and with which exit code they should."""
         if not self._finished:
@@ -124,7 +131,7 @@ class Job:
     def lose(self, why: str, *, stuck: bool = False, exit_code: int = ANOTHER_PROCESS) -> None:
         """End the whole job. Whoever notices first says why; process 0 forwards it."""
         with self._end_lock:
-            if self.end_reason or self._finished:
+            if self.end_reason or (self._finished and not stuck):
                 return
             self.end_reason = CleanExit(why, 1 if stuck else exit_code)
         if self.process > 0:  # it has no records to close, and JAX's runtime would not give the reason
@@ -194,9 +201,15 @@ class Job:
         writes a checkpoint and closes its records."""
         time.sleep(SAVE_SECONDS if self.process == 0 else EXIT_SECONDS)
         assert self.end_reason is not None
+        reason = self.end_reason
         if self.process == 0:
-            say(f"error: {self.end_reason}")
-        hard_exit(self.end_reason.exit_code)
+            reasons = [CleanExit(f"{reason}\nlost: what came after the last checkpoint", reason.exit_code)]
+            rescue = threading.Thread(target=lambda: reasons.append(self._rescue(reason)), daemon=True)
+            rescue.start()
+            rescue.join(RESCUE_SECONDS)
+            reason = reasons[-1]
+            say(f"error: {reason}")
+        hard_exit(reason.exit_code)
 
     def _send(self, **message: Any) -> None:
         for connection in self._connections.values():

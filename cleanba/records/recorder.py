@@ -1,6 +1,7 @@
 """What process 0 records during a run: a row per update, and a checkpoint from time to time."""
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ class RunRecorder:
     resumes: int
     tracker: str | None
     last: Progress | None  # None before the first update
+    lock: threading.RLock = field(default_factory=threading.RLock)  # of what `save` writes
 
     @property
     def updates(self) -> int:
@@ -49,8 +51,9 @@ class RunRecorder:
 
     def write(self, update_result: UpdateResult, reports: list[ProcessReport]) -> Row:
         row = self.rows.make(update_result, reports)
-        self.metrics.write(row)
-        self.last = Progress(update_result.state, row, self.rows.recent)  # also if another writer fails now
+        with self.lock:
+            self.metrics.write(row)
+            self.last = Progress(update_result.state, row, self.rows.recent)  # also if a writer fails now
         for writer in self.writers:
             writer.write(row)
         if self.checkpoints.is_due:
@@ -90,7 +93,7 @@ class RunRecorder:
 
     def save(self) -> bool:
         """Write a checkpoint of the last update, if there is none yet. Returns whether there is one now; a
-        failure is reported, not raised."""
+        failure is reported, not raised. Any thread may, while the main thread is stuck in a writer."""
         before = self.checkpoints.update
         try:
             return self._save()
@@ -108,16 +111,17 @@ class RunRecorder:
             return self.save()
 
     def _save(self) -> bool:
-        if self.last is None:
-            return False
-        self.locate()
-        if not self.checkpoints.has(self.updates):
-            state, row, recent = self.last
-            saved, run_id = Saved(on_host(state), self.key), self.record["run_id"]
-            self.metrics.sync()  # first: resuming from a checkpoint without its rows would leave a gap
-            checkpoint = Checkpoint(self.updates, self.resumes, row, recent, self.tracker, saved, run_id)
-            self.checkpoints.save(checkpoint)
-        return True
+        with self.lock:
+            if self.last is None:
+                return False
+            self.locate()
+            if not self.checkpoints.has(self.updates):
+                state, row, recent = self.last
+                saved, run_id = Saved(on_host(state), self.key), self.record["run_id"]
+                self.metrics.sync()  # first: resuming from a checkpoint without its rows would leave a gap
+                checkpoint = Checkpoint(self.updates, self.resumes, row, recent, self.tracker, saved, run_id)
+                self.checkpoints.save(checkpoint)
+            return True
 
     def lost(self, steps: int, model: Path | None = None) -> str:
         """What is lost if the run ends now, after this many steps, and what is kept. One line."""

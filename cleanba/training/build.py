@@ -51,7 +51,15 @@ def make_threads(setup: Setup, job: Job, cleanup: ExitStack, profiler: Profiler 
         profiler=profiler,
     )
     threads = ThreadGroup(
-        channels, loop, actors, progress, args.stuck_seconds, jax.random.key_data(key), [], threading.Event()
+        channels=channels,
+        loop=loop,
+        actors=actors,
+        progress=progress,
+        stuck_seconds=args.stuck_seconds,
+        key=jax.random.key_data(key),
+        threads=[],
+        patient=threading.Event(),
+        ended=threading.Event(),
     )
     job.when_lost(channels.close)
     cleanup.callback(threads.join)  # the last thing, after all channels and writers are closed

@@ -113,7 +113,8 @@ class ThreadGroup(NamedTuple):
     stuck_seconds: float
     key: Array  # the data of the run's key
     threads: list[threading.Thread]  # those started
-    in_callback: threading.Event  # while the main thread is in the user's code, the run is not stuck
+    patient: threading.Event  # while it is set, the main thread may take as long as it likes
+    ended: threading.Event  # all is written and closed
 
     def start(self, job: Job) -> None:
         work: dict[str, Callable[[], None]] = {"learner": self.loop.run, "watchdog": partial(self.watch, job)}
@@ -135,15 +136,16 @@ class ThreadGroup(NamedTuple):
         return int(self.progress.mean() * plan.num_envs)
 
     def watch(self, job: Job) -> None:
-        """End the job when nothing moves here for too long."""
-        before, since = -1, time.monotonic()
+        """End the job when nothing moves here for too long, also while the main thread saves and closes."""
+        before, since = (-1, False), time.monotonic()
         patience = self.stuck_seconds + 10  # code that holds Python's lock stops this thread, too
-        while not self.channels.results.wait_closed(min(1.0, self.stuck_seconds / 5)):
-            steps = int(self.progress.sum())
-            job.ping(steps)
-            now = steps + self.loop.learner.chunks_done
-            if self.in_callback.is_set():
-                before = -1
+        while not self.ended.wait(min(1.0, self.stuck_seconds / 5)):
+            steps, is_ending = int(self.progress.sum()), self.channels.results.wait_closed(0)
+            if not is_ending:
+                job.ping(steps)
+            now = steps + self.loop.learner.chunks_done, is_ending
+            if self.patient.is_set():
+                before = -1, False
                 faulthandler.cancel_dump_traceback_later()
             elif now != before:
                 before, since = now, time.monotonic()
@@ -151,22 +153,28 @@ class ThreadGroup(NamedTuple):
             elif time.monotonic() - since > self.stuck_seconds:
                 who = f"process {job.process} of {job.processes}" if job.processes > 1 else "the run"
                 hint = job.straggler(steps) + self.busy_envs()
-                job.lose(f"{who} has made no progress for {self.stuck_seconds:g} s{hint}", stuck=True)
+                why = f"{who} has made no progress for {self.stuck_seconds:g} s{hint}"
+                if is_ending:
+                    why = f"{who} has not ended within {self.stuck_seconds:g} s"
+                job.lose(why, stuck=True)
+                break
         faulthandler.cancel_dump_traceback_later()
 
     def busy_envs(self) -> str:
         return "".join(f"; {env} is in the middle of a step" for actor in self.actors for env in actor.busy())
 
     @contextmanager
-    def calling_back(self) -> Iterator[None]:
-        """In the body, the main thread runs the user's code: for as long as that takes."""
-        self.in_callback.set()
+    def patiently(self) -> Iterator[None]:
+        """In the body, the main thread runs the user's code, or what has its own patience: for as long as
+        that takes."""
+        self.patient.set()
         try:
             yield
         finally:
-            self.in_callback.clear()
+            self.patient.clear()
 
     def join(self) -> None:
+        self.ended.set()
         self.loop.learner.abandoned = True
         deadline = time.perf_counter() + JOIN_SECONDS
         for thread in self.threads:

@@ -31,7 +31,7 @@ from cleanba.runtime.compilation_cache import use_compilation_cache
 from cleanba.runtime.determinism import make_deterministic
 from cleanba.runtime.messages import say, show
 from cleanba.runtime.profiler import PROFILE, Profiler
-from cleanba.runtime.signals import Stopped, ignore_stops, on_stop
+from cleanba.runtime.signals import PREEMPTED, Stopped, ignore_stops, on_stop
 from cleanba.sebulba.sharding import on_host
 from cleanba.training.build import make_threads
 from cleanba.training.finish import (
@@ -107,6 +107,7 @@ def run_worker(setup: Setup, job: Job, cleanup: ExitStack) -> None:
         for update_result in threads.channels.results:
             job.report(ProcessReport.of(update_result)._asdict())
             updates = update_result.update + 1
+        threads.ended.set()  # process 0 watches over what is left to do
         job.finish()
     if updates < setup.plan.updates:
         by = signals[0] if signals else "a signal to another process"
@@ -133,6 +134,7 @@ def run_coordinator(
     recorder = open_recorder(setup, run_dir, threads, cleanup, console)
     cleanup.callback(threads.channels.close)
     signals: list[str] = []
+    job.when_stuck(lambda reason: save_beside_main_thread(recorder, threads.steps(plan), reason, signals))
     ends_early = False
     try:
         threads.start(job)
@@ -140,7 +142,7 @@ def run_coordinator(
             for update_result in threads.channels.results:
                 others = [ProcessReport(**report) for report in job.gather()]
                 row = recorder.write(update_result, [ProcessReport.of(update_result), *others])
-                with threads.calling_back():
+                with threads.patiently():
                     wants_end = on_update(dict(row))
                 if wants_end:
                     ends_early = True
@@ -150,18 +152,11 @@ def run_coordinator(
                     threads.loop.learner.stop = True  # all stop after the same update
             saved = recorder.save()
             job.finish()
-        complete = recorder.updates == plan.updates
-        if signals or not (complete or ends_early):
+        if signals or not (recorder.updates == plan.updates or ends_early):
             raise Stopped(signals[0] if signals else "a signal to another process")
-        if not saved and not recorder.save_when_possible(args.stuck_seconds):
-            raise CleanExit("the training is complete, but its last checkpoint could not be written")
-        outcome = keep_model(args, make_outcome(setup, recorder))
-        if not complete:
-            return outcome._replace(stopped=True)
-        outcome = evaluate_outcome(args, outcome, setup.actor_devices[0], recorder, console)
-        on_finish(outcome)
-        ignore_stops()
-        mark_finished(recorder.locate(), outcome.last_row)
+        with threads.patiently():
+            outcome = finish_run(setup, recorder, saved, console, on_finish)
+            threads.ended.set()
         return outcome
     except KeyboardInterrupt as stop:
         by = stop.by if isinstance(stop, Stopped) else "an interrupt"
@@ -175,6 +170,31 @@ def run_coordinator(
             raise Stopped(signals[0], describe_exit(setup, threads, recorder, model)) from None
         error.add_note(recorder.lost(threads.steps(plan), model))
         raise
+
+
+def finish_run(
+    setup: Setup, recorder: RunRecorder, saved: bool, console: Console, on_finish: OnFinish
+) -> Outcome:
+    """After the last update. Each step has its own patience."""
+    args = setup.args
+    if not saved and not recorder.save_when_possible(args.stuck_seconds):
+        raise CleanExit("the training is complete, but its last checkpoint could not be written")
+    outcome = keep_model(args, make_outcome(setup, recorder))
+    if recorder.updates < setup.plan.updates:
+        return outcome._replace(stopped=True)
+    outcome = evaluate_outcome(args, outcome, setup.actor_devices[0], recorder, console)
+    on_finish(outcome)
+    ignore_stops()
+    mark_finished(recorder.locate(), outcome.last_row)
+    return outcome
+
+
+def save_beside_main_thread(
+    recorder: RunRecorder, steps: int, reason: CleanExit, signals: list[str]
+) -> CleanExit:
+    """Where the main thread is stuck, in a writer for instance."""
+    code = PREEMPTED if recorder.save() and signals else reason.exit_code
+    return CleanExit(f"{reason}\n{recorder.lost(steps)}", code)
 
 
 def save_on_early_exit(setup: Setup, recorder: RunRecorder) -> Path | None:

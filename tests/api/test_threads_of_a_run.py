@@ -25,10 +25,12 @@ def group():
         stuck_seconds=0.2,
         key=np.zeros(2),
         threads=[],
-        in_callback=threading.Event(),
+        patient=threading.Event(),
+        ended=threading.Event(),
     )
     yield group
     group.channels.close()
+    group.ended.set()
 
 
 def watched(group):
@@ -51,8 +53,23 @@ def test_a_run_that_makes_no_progress_is_ended(group):
     assert lost == ["the run has made no progress for 0.2 s"]
 
 
+def test_a_run_that_cannot_be_ended_is_given_up(group):
+    """All is done, or it was asked to stop, but the main thread does not come back."""
+    group.channels.close()
+    thread, pings, lost = watched(group)
+    thread.join(60)
+    assert lost == ["the run has not ended within 0.2 s"] and not pings
+
+
+def test_a_run_that_has_ended_is_not_watched(group):
+    group.ended.set()
+    thread, _, lost = watched(group)
+    thread.join(60)
+    assert not lost
+
+
 def test_a_slow_callback_does_not_count_as_being_stuck(group):
-    with group.calling_back():
+    with group.patiently():
         thread, pings, lost = watched(group)
         while len(pings) < 20 and thread.is_alive():  # twenty looks, five of which would be patience
             thread.join(0.01)
@@ -61,18 +78,21 @@ def test_a_slow_callback_does_not_count_as_being_stuck(group):
     assert len(lost) == 1
 
 
-def test_the_users_callback_is_called_as_one(train, monkeypatch):
+def test_the_users_callback_takes_as_long_as_it_likes_and_so_does_what_comes_after_the_training(
+    train, monkeypatch
+):
     called = []
 
     @contextmanager
-    def calling_back(self):
+    def patiently(self):
         called.append("begin")
         yield
         called.append("end")
 
-    monkeypatch.setattr(ThreadGroup, "calling_back", calling_back)
+    monkeypatch.setattr(ThreadGroup, "patiently", patiently)
     train(on_update=lambda row: called.append(row["update"]))
-    assert called == [x for update in range(1, 6) for x in ("begin", update, "end")]
+    callbacks = [x for update in range(1, 6) for x in ("begin", update, "end")]
+    assert called == [*callbacks, "begin", "end"]
 
 
 def test_what_is_inside_a_device_program_is_waited_for_at_the_exit(group, monkeypatch):
