@@ -37,7 +37,7 @@ train: installed ## Train PPO; options go in ARGS="..."
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest $(if $(WORKERS),--numprocesses $(WORKERS) --dist loadgroup --max-worker-restart 0)
 
-# Half of what a small run costs is compiling: without XLA's optimizations, but for tests/equivalence, it is a third.
+# Most of what a small run costs is compiling. `make test-all` has the programs that users run.
 test: $(VENV)/.installed-dev ## Run the tests, without the slow ones
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -m "not slow" $(ARGS)
 

@@ -52,7 +52,7 @@ def test_only_stacked_images_are_taken_apart():
     ("game", "preset", "steps"),
     [
         ("Breakout-v5", "machado", 60),  # steps until an episode is cut off
-        ("Breakout-v5", "impala", 27_000),
+        pytest.param("Breakout-v5", "impala", 27_000, marks=pytest.mark.slow),
         ("RoadRunner-v5", "impala", 27_000),  # after a lost life games end without a word from EnvPool
     ],
 )

@@ -26,6 +26,7 @@ def test_neither_stepping_nor_workers_nor_delays_change_a_bit(run, which):
     assert all(other == first for other in others) and len(set(first)) == 5
 
 
+@pytest.mark.slow
 def test_stacked_images_too(run):
     flags = PIXELS | dict(concurrency=True, inference_batch=4)
     sync, others = (digests(run(**flags, env_stepping=way)[1]) for way in ("sync", "async"))

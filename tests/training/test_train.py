@@ -38,7 +38,12 @@ def test_returns_are_those_of_the_episodes(run):
 
 @pytest.mark.parametrize(
     "env_id",
-    ["Catch-v0", "Taxi-v3", "Acrobot-v1", pytest.param("MiniGrid-Empty-5x5-v0", marks=pytest.mark.slow)],
+    [
+        "Catch-v0",
+        "Taxi-v3",
+        pytest.param("Acrobot-v1", marks=pytest.mark.slow),
+        pytest.param("MiniGrid-Empty-5x5-v0", marks=pytest.mark.slow),
+    ],
 )
 def test_any_discrete_environment_trains(run, env_id):
     _, rows = run(env_id=env_id, total_timesteps=2 * 64, channels=(4,))
@@ -70,10 +75,10 @@ def test_atari_trains_under_both_presets(run, preset, dtype):
     ("actors", "learners"),
     [
         ((0,), (0,)),
-        ((0,), (0, 1)),
+        pytest.param((0,), (0, 1), marks=pytest.mark.slow),
         ((0,), (1, 2)),
-        ((0,), (1, 2, 3)),
-        ((0,), (1, 2, 3, 4)),
+        pytest.param((0,), (1, 2, 3), marks=pytest.mark.slow),
+        pytest.param((0,), (1, 2, 3, 4), marks=pytest.mark.slow),
         ((0,), (1, 2, 3, 4, 5, 6)),
         ((0, 1), (2, 3)),
     ],
