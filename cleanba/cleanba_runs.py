@@ -61,11 +61,12 @@ def run(args: Args, console: Console) -> None:
     else:  # for grep and files: nothing is folded or cut
         console.width = MAX_WIDTH
         console.print(table(runs, (), None))
-    commands = [status.resume_command for status in reversed(runs) if status.resume_command]
+    resumable = [status.resume_command for status in reversed(runs) if status.resume_command]
+    commands = [x for x in resumable if printable(x) == x]  # no other is safe to show, or to paste
     if commands:
         show(console, "\n".join(["", "continue a stopped run:", *commands[:MAX_COMMANDS]]))
-    if len(commands) > MAX_COMMANDS:
-        show(console, f"… and {len(commands) - MAX_COMMANDS} more; --json has all")
+    if more := len(resumable) - min(len(commands), MAX_COMMANDS):
+        show(console, f"… and {more} more; --json has all")
 
 
 def wrote_at(status: RunStatus) -> float:

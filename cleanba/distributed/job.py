@@ -40,6 +40,7 @@ class Job:
         self._rescue: Callable[[CleanExit], CleanExit] = lambda reason: reason
         self._end_lock = threading.Lock()
         self._ended = threading.Event()
+        self.left = threading.Event()  # by the main thread, in whatever way
         self._finished = False
         self._broadcasts: Channel[Message] = Channel(1)
         self._listeners = [
@@ -199,11 +200,14 @@ class Job:
     def _exit_later(self) -> None:
         """For a process that cannot exit by itself, e.g. inside a collective. Process 0 gets more time: it
         writes a checkpoint and closes its records."""
-        time.sleep(SAVE_SECONDS if self.process == 0 else EXIT_SECONDS)
+        left = self.left.wait(SAVE_SECONDS if self.process == 0 else EXIT_SECONDS)
+        if left and self.processes == 1:
+            return  # its caller has the reason, in a notebook for instance
         assert self.end_reason is not None
         reason = self.end_reason
         if self.process == 0:
-            reasons = [CleanExit(f"{reason}\nlost: what came after the last checkpoint", reason.exit_code)]
+            lost = "lost: what came after the newest checkpoint, if there is one"
+            reasons = [CleanExit(f"{reason}\n{lost}", reason.exit_code)]
             rescue = threading.Thread(target=lambda: reasons.append(self._rescue(reason)), daemon=True)
             rescue.start()
             rescue.join(RESCUE_SECONDS)

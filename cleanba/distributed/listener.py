@@ -104,7 +104,7 @@ class Listener:
 
 def is_loopback(host: str) -> bool:
     """Of an address, in any way to write it, and of the name that every machine has for itself."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         return socket.inet_aton(host)[0] == 127  # also 127.1
     with suppress(ValueError):
         address = ipaddress.IPv6Address(host)

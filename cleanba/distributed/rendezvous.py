@@ -58,6 +58,8 @@ def joined(info: ProcessInfo, args: RunArgs, algorithm: str = "") -> Iterator[Jo
         if not job.end_reason:
             job.fail(f"{type(error).__name__}: {first_line(error)}")
         raise
+    finally:
+        job.left.set()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from cleanba.envs.gymnasium_make import Recipe, make_env, make_vector_env
 from cleanba.envs.shared_rows import BadObservation, ObsWriter, map_rows
 from cleanba.envs.worker_job import RENDER, Fds, Job
 from cleanba.envs.wrappers import OPTIONS
-from cleanba.runtime.output import BackgroundStream
+from cleanba.runtime.output import BackgroundStream, replace_closed_streams
 
 MAX_REPORT = 16_000  # characters: fits into a pipe, so that nobody waits for a reader
 PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # signals that are its business
@@ -211,7 +211,9 @@ def to_actions(space: Any, rows: np.ndarray) -> np.ndarray:
 def main() -> None:
     for number in PARENTS:
         signal.signal(number, lambda *_: None)  # programs that an environment starts do not inherit this
-    output = BackgroundStream(sys.stderr, needs_reader=False)  # standard output belongs to the command
+    replace_closed_streams()
+    # Standard output belongs to the command. A line is out before what comes next can crash.
+    output = BackgroundStream(sys.stderr, needs_reader=False, patience=0.1)
     sys.stdout = sys.stderr = cast(TextIO, output)
     index, *numbers = map(int, sys.argv[1:])
     fds = Fds(*numbers)

@@ -61,7 +61,7 @@ def read_header(
         env = env._replace(options=env.options | given, env_id=env_id or env.env_id)
         answers = metadata.get("answers") or metadata.get("probe", "null")  # models of before have fewer
         header = Header(name, flags, env, int(metadata["steps"]), json.loads(answers))
-        _check(header)
+        check_bounds(header)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise damaged(path, error) from error
     check_module(path, env, env_id)
@@ -74,7 +74,8 @@ def damaged(path: Path, error: Exception) -> UsageError:
     return UsageError(f"{path} has a damaged header ({kind}{printable(str(error))[:200]})")
 
 
-def _check(header: Header) -> None:
+def check_bounds(header: Header) -> None:
+    """Before anything is built: raises ValueError for what would take too much memory or time."""
     env = header.env
     arrays = list(env.obs.values()) if isinstance(env.obs, Mapping) else [env.obs]
     if not 0 <= header.steps <= MAX_STEPS or not isinstance(header.probe, list | None):

@@ -43,6 +43,7 @@ class RunRecorder:
     tracker: str | None
     last: Progress | None  # None before the first update
     lock: threading.RLock = field(default_factory=threading.RLock)  # of what `save` writes
+    closed: bool = False
 
     @property
     def updates(self) -> int:
@@ -112,8 +113,8 @@ class RunRecorder:
 
     def _save(self) -> bool:
         with self.lock:
-            if self.last is None:
-                return False
+            if self.last is None or self.closed:
+                return self.checkpoints.has(self.updates)
             self.locate()
             if not self.checkpoints.has(self.updates):
                 state, row, recent = self.last
@@ -122,6 +123,11 @@ class RunRecorder:
                 checkpoint = Checkpoint(self.updates, self.resumes, row, recent, self.tracker, saved, run_id)
                 self.checkpoints.save(checkpoint)
             return True
+
+    def close(self) -> None:
+        """Nothing more is saved, also not by another thread: the folder and its files are about to close."""
+        with self.lock:
+            self.closed = True
 
     def lost(self, steps: int, model: Path | None = None) -> str:
         """What is lost if the run ends now, after this many steps, and what is kept. One line."""

@@ -172,10 +172,15 @@ class MetricsFile(RetryingFile):
             super().__init__(run_dir / METRICS)
         except OSError as error:
             raise UsageError(f"{run_dir / METRICS} cannot be written ({error.strerror})") from error
-        if not self.lock():
+        try:
+            is_ours = self.lock() and self.unshare()
+        except OSError as error:
+            self.close()
+            why = f"has other hard links and cannot be copied ({error.strerror})"
+            raise UsageError(f"{run_dir / METRICS} {why}") from error
+        if not is_ours:
             self.close()
             raise InUse(f"{run_dir} is in use: another process is training there")
-        self.unshare()
 
     def cut_after(self, update: int) -> int:
         """Keep only the rows up to this update. Returns the last step that had a row."""

@@ -23,7 +23,6 @@ from cleanba.records.run_folder import (
     read_record,
 )
 from cleanba.runtime.files import open_to_read, read_regular
-from cleanba.runtime.messages import printable
 
 TAIL = 2**16  # bytes at the end of metrics.jsonl, in which the last complete row is
 
@@ -53,12 +52,8 @@ class RunStatus(NamedTuple):
 
     @property
     def can_resume(self) -> bool:
-        """A finished run can too, with more --total-timesteps. One whose command a terminal would not show as
-        it is, because of what a folder's name or args.json has, is left to those who know it."""
-        if self.state not in ("stopped", "finished") or self.checkpoint is None or not self.record:
-            return False
-        shown = resume_command(self.folder, self.record)
-        return printable(shown) == shown
+        """A finished run can too, with more --total-timesteps."""
+        return self.state in ("stopped", "finished") and self.checkpoint is not None and bool(self.record)
 
     @property
     def resumes_at(self) -> int | None:

@@ -14,14 +14,18 @@ from cleanba.runtime import signals
 PACKAGE = Path(__file__).parents[1]
 
 
+TRAINS_NOTHING = {"bench", "completion", "diff", "envs", "eval", "plot", "report", "runs"}  # of `cleanba`
+
+
 def _leave(number: int, _: object) -> None:
-    signals.leave_before_start(signal.Signals(number).name)
+    trains = not TRAINS_NOTHING & set(sys.argv[1:2])
+    signals.leave_before_start(signal.Signals(number).name, signals.PREEMPTED if trains else 128 + number)
 
 
 def _is_command() -> bool:
     """Whether this process runs one of Cleanba's files, or `cleanba`: others handle signals as they like."""
-    path = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
-    return path.name == "cleanba" or path.resolve().parent == PACKAGE
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    return path is not None and (Path(path).name == "cleanba" or Path(path).resolve().parent == PACKAGE)
 
 
 if _is_command():

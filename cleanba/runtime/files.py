@@ -141,7 +141,7 @@ class RetryingFile:
         while True:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
+                return self._is_in_place()  # who had the lock before may have put another file there
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     return False
@@ -171,26 +171,29 @@ class RetryingFile:
     def keep_in(self, folder: Path) -> None:
         """The file is in this folder, with all that was written, also if it was deleted or replaced."""
         self._path = folder / self._path.name
+        if self._is_in_place():
+            return
         with suppress(FileNotFoundError):
-            if os.path.samestat(self._path.stat(), os.fstat(self._file)):
-                return
             self._path.rename(self._path.with_name(f"{self._path.name}.replaced"))
         self._move_to_a_copy()
 
-    def unshare(self) -> None:
+    def unshare(self) -> bool:
         """The file has one name only: hard links to it, as `cp -al` makes them for a backup, keep what is in
-        it now."""
-        if os.fstat(self._file).st_nlink > 1:
-            self._move_to_a_copy()
+        it now. False if another process has the lock of the new file."""
+        return os.fstat(self._file).st_nlink == 1 or self._move_to_a_copy()
 
-    def _move_to_a_copy(self) -> None:
+    def _is_in_place(self) -> bool:
+        with suppress(OSError):
+            return os.path.samestat(self._path.stat(), os.fstat(self._file))
+        return False
+
+    def _move_to_a_copy(self) -> bool:
         with os.fdopen(os.dup(self._file), "rb") as old:
             old.seek(0)
             atomic_write(self._path, old.read())
         os.close(self._file)
         self._file = open_regular(self._path, os.O_RDWR | os.O_APPEND, own=True)
-        if self._locked:
-            self.lock()
+        return not self._locked or self.lock()
 
     def sync(self) -> None:
         """Everything is on the disk when this returns; raises OSError otherwise."""

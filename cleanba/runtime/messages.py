@@ -7,10 +7,11 @@ from contextlib import suppress
 
 from rich.console import Console
 
-# In the names of secrets. Plain PWD and OLDPWD are folders, KEY_BINDINGS and TOKENS_PER_BATCH no secrets.
-PASSWORDS = r"PASSW(OR)?D|PASSPHRASE|(^|_)(API)?(SECRET|CREDENTIAL)S?(_|$)|(^|_)PASS$|_PWD$"
-KEYS = r"(^|_)((API)?(KEY|TOKEN)S?|PAT)_?\d*$|(^|_)(API|ACCESS|PRIVATE)_KEY_"
-PLACES = r"_(DIR|FILE|FOLDER|HOME|PATH)$"
+# In the names of secrets. When in doubt, a value is hidden.
+PASSWORDS = r"PASSW(OR)?D|PASSPHRASE|SECRET|CREDENTIAL|(^|_)PASS$|_PWD$"
+KEYS = r"(^|_)((API)?(KEY|TOKEN)(_|\d*$)|(API)?(KEY|TOKEN)S_?\d*$|PAT_?\d*$)"
+# In other names: where a secret is, and what else has a key or counts tokens.
+HARMLESS = r"_(DIR|FILE|FOLDER|HOME|PATH)$|(^|_)(PRIMARY_KEY|KEY_BINDINGS?|TOKEN_(LIMIT|COUNT))(_|$)"
 
 
 def say(text: str) -> None:
@@ -48,7 +49,7 @@ def _is_secret(name: str, value: str) -> bool:
     """By the words of its name: WANDB_API_KEY, PGPASSWORD, --hub-token; but not MONKEY_DIR, KEY_PATH. A
     number may be a password; as a key it is a seed, as tokens their count."""
     name = name.strip("-").upper().replace("-", "_")
-    if re.search(PLACES, name):
+    if re.search(HARMLESS, name):
         return False
     is_key = re.search(KEYS, name) and not value.strip("'\"").isdecimal()
     return bool(is_key or re.search(PASSWORDS, name))

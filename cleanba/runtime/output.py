@@ -19,8 +19,11 @@ class BackgroundStream:
     BrokenPipeError, or drops that, too. Lines stay whole where several processes write. Everything else is
     that of the stream behind it."""
 
-    def __init__(self, stream: TextIO, *, needs_reader: bool = True):
+    def __init__(self, stream: TextIO, *, needs_reader: bool = True, patience: float = 0.0):
+        """With `patience`, a line waits so many seconds until it is written, as long as others before it were
+        written in time."""
         self._stream, self._descriptor, self._needs_reader = stream, stream.fileno(), needs_reader
+        self._patience, self._moves = patience, True
         self._pid = os.getpid()
         self._waiting = b""
         self._ready = 0  # bytes of it: until the end of a line, or until they are flushed
@@ -59,6 +62,8 @@ class BackgroundStream:
             with self._changed:
                 self._ready = len(self._waiting)
                 self._changed.notify_all()
+                if self._patience and self._moves:
+                    self._moves = self._changed.wait_for(lambda: not self._ready, self._patience)
 
     def drain(self) -> None:
         """Wait until everything is written, or nothing has moved for PATIENCE_SECONDS."""
@@ -81,6 +86,7 @@ class BackgroundStream:
                 self._waiting = b"" if self._reader_gone else self._waiting[written:]
                 self._ready -= written
                 self._written += written
+                self._moves = True
                 self._changed.notify_all()
 
     def _is_copy(self) -> bool:

@@ -63,6 +63,11 @@ class Channel(Generic[T]):
         if self._closed:
             raise ChannelClosed
 
+    @property
+    def error(self) -> BaseException | None:
+        """What it was closed with."""
+        return self._error
+
     def wait_closed(self, seconds: float) -> bool:
         """Whether it is closed within this many seconds."""
         with self._changed:

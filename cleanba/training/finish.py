@@ -15,6 +15,7 @@ from cleanba.config.errors import UsageError
 from cleanba.config.flags import RunArgs
 from cleanba.envs.factory import make_envs, origin
 from cleanba.evaluation.evaluate import evaluate, recording, show_progress
+from cleanba.evaluation.header import Header, check_bounds
 from cleanba.evaluation.hub import check_upload, find_model, repo_name, upload
 from cleanba.evaluation.model import SUFFIX, load_published, save_model
 from cleanba.records.checkpoint import saved_bytes
@@ -52,6 +53,7 @@ def preflight(setup: Setup) -> None:
         check_upload(args)
     if args.save_model or args.capture_video or args.upload_model:
         check_play(setup)
+        check_model(setup)
     check_room(setup)
 
 
@@ -64,6 +66,14 @@ def check_origin(setup: Setup) -> None:
                 f"the {setup.env.env_id} of {previous.run_dir} is from {printable(str(was))}, here it is "
                 f"from {now}; resume it with the command that started it, and with the same packages"
             )
+
+
+def check_model(setup: Setup) -> None:
+    """What a model asks for is bounded where it is loaded."""
+    try:
+        check_bounds(Header("", vars(setup.args), setup.env, 0, None))
+    except ValueError as error:
+        raise UsageError(f"a model of this run could not be loaded again: {error}") from None
 
 
 def check_play(setup: Setup) -> None:

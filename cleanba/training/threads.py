@@ -18,7 +18,7 @@ from cleanba.agents.algorithm import Published
 from cleanba.config.batch_plan import BatchPlan
 from cleanba.distributed.job import Job
 from cleanba.records.row_builder import UpdateResult
-from cleanba.runtime.messages import say
+from cleanba.runtime.messages import first_line, say
 from cleanba.runtime.profiler import Profiler
 from cleanba.runtime.signals import Stopped
 from cleanba.runtime.timer import Timer
@@ -114,7 +114,7 @@ class ThreadGroup(NamedTuple):
     key: Array  # the data of the run's key
     threads: list[threading.Thread]  # those started
     patient: threading.Event  # while it is set, the main thread may take as long as it likes
-    ended: threading.Event  # all is written and closed
+    ended: threading.Event  # nothing is left to watch over
 
     def start(self, job: Job) -> None:
         work: dict[str, Callable[[], None]] = {"learner": self.loop.run, "watchdog": partial(self.watch, job)}
@@ -156,6 +156,8 @@ class ThreadGroup(NamedTuple):
                 why = f"{who} has made no progress for {self.stuck_seconds:g} s{hint}"
                 if is_ending:
                     why = f"{who} has not ended within {self.stuck_seconds:g} s"
+                    if isinstance(error := self.channels.results.error, Exception):  # no wish of the user
+                        why += f"; it was ending because of {type(error).__name__}: {first_line(error)}"
                 job.lose(why, stuck=True)
                 break
         faulthandler.cancel_dump_traceback_later()

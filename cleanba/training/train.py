@@ -132,6 +132,7 @@ def run_coordinator(
     profiler = Profiler(run_dir / PROFILE, setup.start.update, plan.updates) if args.profile else None
     threads = make_threads(setup, job, cleanup, profiler)
     recorder = open_recorder(setup, run_dir, threads, cleanup, console)
+    cleanup.callback(recorder.close)
     cleanup.callback(threads.channels.close)
     signals: list[str] = []
     job.when_stuck(lambda reason: save_beside_main_thread(recorder, threads.steps(plan), reason, signals))

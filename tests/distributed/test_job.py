@@ -171,3 +171,26 @@ def test_a_start_that_succeeds_is_not_watched_any_longer(make_job, exit_codes):
         pass
     time.sleep(0.2)
     assert not exit_codes and job.end_reason is None
+
+
+@pytest.mark.parametrize(("stuck", "codes"), [(True, [1]), (False, [])])
+def test_what_is_stuck_after_all_have_finished_is_given_up_and_what_is_lost_then_is_not_missed(
+    exit_codes, stuck, codes
+):
+    job = Job(ProcessInfo("", 1, 0), {})
+    job.finish()
+    job.lose("it has not ended", stuck=stuck)
+    wait_for(lambda: len(exit_codes) == len(codes))
+    assert exit_codes == codes and bool(job.end_reason) == stuck
+
+
+def test_a_single_process_that_its_caller_goes_on_with_is_left_alone(exit_codes, monkeypatch):
+    """As in a notebook, where `cleanba.train` has raised the reason."""
+    monkeypatch.setattr(module, "SAVE_SECONDS", 60.0)
+    job = Job(ProcessInfo("", 1, 0), {})
+    job.when_stuck(exit_codes.append)
+    job.lose("no progress", stuck=True)
+    job.left.set()
+    with joined_threads():
+        pass
+    assert not exit_codes

@@ -240,6 +240,25 @@ class Talkative(Cue):
         super().__init__(**how)
 
 
+def test_what_an_environment_prints_before_it_crashes_arrives(capfd):
+    with faulty("prints and exits") as envs, pytest.raises(EnvError, match="exited with code 7"):
+        play(envs)
+    assert "its last words\n" in capfd.readouterr().err
+
+
+def test_without_standard_error_environments_are_stepped_all_the_same():
+    before = children()
+    kept = os.dup(2)
+    os.close(2)
+    try:
+        with faulty("prints") as envs:
+            play(envs, steps=5)
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+    assert not still_running(before, seconds=10)
+
+
 def test_what_an_environment_and_its_copy_print_arrives(capfd):
     with faulty("forks and prints") as envs:
         play(envs, steps=5)

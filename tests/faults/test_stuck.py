@@ -12,7 +12,7 @@ from cleanba.records import checkpoint
 from cleanba.records.tensorboard_logger import TensorBoard
 from cleanba.runtime.command import CleanExit
 from cleanba.runtime.signals import Stopped, handle_signals
-from cleanba.training.threads import ThreadGroup
+from cleanba.training.threads import LearnerLoop, ThreadGroup
 
 PATIENCE = 1.0  # once it is stuck; before that, a busy machine compiles
 
@@ -98,5 +98,31 @@ def test_a_last_checkpoint_that_is_stuck_ends_the_run_as_failed(run, stick, monk
     with handle_signals([signal.SIGUSR1]), pytest.raises(Stopped) if stop else nullcontext():
         run()
     assert exits == [(1, [])]
-    says = f"error: the run has not ended within {PATIENCE:g} s\nlost: what came after the last checkpoint"
+    says = f"error: the run has not ended within {PATIENCE:g} s\nlost: what came after the newest checkpoint"
     assert says in capsys.readouterr().err
+
+
+def test_what_hangs_while_it_closes_finds_the_checkpoint_and_makes_no_second_folder(
+    run, stick, monkeypatch, tmp_path
+):
+    exits = stick(TensorBoard, "close")
+    stop_at(monkeypatch, 3)
+    with handle_signals([signal.SIGUSR1]), pytest.raises(Stopped):
+        run()
+    assert exits == [(75, ["update-3"])]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_ended_the_run_is_not_hidden_by_what_hangs_then(run, stick, monkeypatch, capsys):
+    publish = LearnerLoop.publish
+
+    def failing(loop, updates, published):
+        if updates == 3:
+            raise ValueError("the emulator caught fire")
+        publish(loop, updates, published)
+
+    stick(checkpoint, "atomic_write")
+    monkeypatch.setattr(LearnerLoop, "publish", failing)
+    with pytest.raises(CleanExit, match="ending because of ValueError: the emulator caught fire"):
+        run()
+    assert "ending because of ValueError: the emulator caught fire" in capsys.readouterr().err

@@ -129,6 +129,9 @@ class Faulty(Cue):
                 os._exit(7)
             case "prints":
                 print("a line of the environment's own")
+            case "prints and exits":
+                print("its last words")
+                os._exit(7)
             case "forks and prints":
                 copy = os.fork()
                 print("a line of both")

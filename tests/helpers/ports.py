@@ -13,7 +13,7 @@ def free_address():
     """Below the ports that systems choose by themselves, and of this worker of pytest: what is free now stays
     free until the test's processes listen there."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    first = 10_000 + worker * PORTS_OF_A_WORKER
+    first = 10_000 + worker % 11 * PORTS_OF_A_WORKER
     while True:
         port = random.SystemRandom().randrange(first, first + PORTS_OF_A_WORKER)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -45,6 +45,18 @@ def test_a_backup_of_hard_links_keeps_its_rows(killed, tmp_path):
     assert [row["update"] for row in read_rows(killed)] == [1, 2]
 
 
+def test_a_run_of_hard_links_on_a_full_disk_is_refused_and_not_left_locked(killed, tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    os.link(killed / "metrics.jsonl", tmp_path / "backup.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr("cleanba.runtime.files.atomic_write", full)
+        with pytest.raises(UsageError, match=r"cannot be copied \(No space left on device\)"):
+            MetricsFile(killed)
+    MetricsFile(killed).close()
+
+
 def test_links_in_place_of_results_are_replaced_and_not_followed(killed, tmp_path):
     names = [
         "args.json",

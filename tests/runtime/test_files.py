@@ -73,6 +73,18 @@ def test_a_lock_is_waited_for_while_somebody_looks_whether_there_is_one(tmp_path
         opened.close()
 
 
+def test_a_lock_of_a_file_that_was_replaced_meanwhile_is_none(tmp_path):
+    """Whoever had it has moved to a copy, and still writes there."""
+    file, late = (RetryingFile(tmp_path / "x") for _ in range(2))
+    os.link(tmp_path / "x", tmp_path / "backup")
+    assert file.lock() and file.unshare()
+    assert not late.lock()
+    file.append(b"one\n")
+    assert ((tmp_path / "x").read_bytes(), (tmp_path / "backup").read_bytes()) == (b"one\n", b"")
+    for opened in (file, late):
+        opened.close()
+
+
 def test_a_file_system_without_sync_is_accepted(tmp_path, monkeypatch):
     def cannot(descriptor):
         raise OSError(22, "Invalid argument")

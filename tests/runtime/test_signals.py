@@ -12,6 +12,7 @@ import pytest
 from helpers.runs import REPO
 
 from cleanba.cli import COMMANDS
+from cleanba.runtime.early_signals import TRAINS_NOTHING
 
 SLEEP = "time.sleep(60)"
 LONG_CALL = 'hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)'  # in which Python handles no signals
@@ -199,13 +200,20 @@ def test_a_command_that_cannot_say_so_is_stopped_too(tmp_path, command):
         assert end(start_interrupted_import(tmp_path, command, "SIGINT", full)) == (75, "", None)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("command", "name", "code"),
+    [("ppo", "SIGINT", 75), ("ppo", "SIGTERM", 75), ("runs", "SIGINT", 130), ("runs", "SIGTERM", 143)],
+)
 @pytest.mark.parametrize(
     "cleanba", [CLEANBA, [Path(sys.executable).with_name("cleanba")]], ids=["module", "script"]
 )
-def test_cleanba_can_be_stopped_before_it_has_read_its_command(tmp_path, cleanba, name):
-    process = start_interrupted_import(tmp_path, [*cleanba, "ppo"], name, module="rich")
-    assert end(process) == (75, "", f"stopped by {name} before anything was done\n")
+def test_cleanba_can_be_stopped_before_it_has_read_its_command(tmp_path, cleanba, command, name, code):
+    process = start_interrupted_import(tmp_path, [*cleanba, command], name, module="rich")
+    assert end(process) == (code, "", f"stopped by {name} before anything was done\n")
+
+
+def test_the_early_codes_are_those_of_the_commands():
+    assert TRAINS_NOTHING | {"launch"} == set(COMMANDS)
 
 
 def start_interrupted_import(tmp_path, command, name, stderr=subprocess.PIPE, module="jax"):

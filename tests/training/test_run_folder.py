@@ -167,3 +167,9 @@ def test_a_folder_whose_name_is_not_utf_8(run, tmp_path):
     assert load_model(next(run_dir.glob("*.cleanrl_model"))).steps == 5 * 16 * 4
     outcome, rows = run(resume=str(run_dir), runs_dir=runs_dir, total_timesteps=6 * 16 * 4)
     assert outcome.run_dir == run_dir and len([row for row in rows if "update" in row]) == 6
+
+
+def test_a_model_that_could_not_be_loaded_is_refused_before_the_training(run, tmp_path):
+    with pytest.raises(UsageError, match=r"could not be loaded again: too many layers \(67\)"):
+        run(hiddens=(4,) * 64, save_model=True)
+    assert not list(tmp_path.iterdir())
