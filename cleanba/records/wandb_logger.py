@@ -41,6 +41,7 @@ class WeightsAndBiases:
             self._run: Any = wandb.init(**options)
         except Exception as error:
             self._say(f"cannot be reached ({first_line(error)})")
+            settings |= dict(init_timeout=self.END_SECONDS)  # no service is asked, but a machine may be busy
             self._run = wandb.init(**options, mode="offline")
         # The service knows what it has. Offline, the files of the earlier parts hold everything logged.
         self._sent = logged_until if self._run.offline else self._run.starting_step - 1
