@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.benchmark_command import MODULE, TEMPLATE, files, main, make_executable, wait_for
+from helpers.full_disk import FULL, open_full
 
 pytestmark = pytest.mark.usefixtures("bare_machine")
 
@@ -75,10 +76,11 @@ def test_logs_are_for_their_owner_and_do_not_repeat_tokens():
 
 
 def test_a_full_disk_under_the_logs_stops_no_run():
+    open_full().close()
     main("--env-ids", "A", "--num-seeds", 1, "--command", "false #")
     log = files("log")["A__1"]
     log.unlink()
-    log.symlink_to("/dev/full")
+    log.symlink_to(FULL)
     code, out, errors = main("--env-ids", "A", "--num-seeds", 1, "--command", "false #")
     assert (code, errors.splitlines()[0]) == (1, "error: 1 of 1 runs failed:") and "exit code 1" in errors
 

@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
+from helpers.full_disk import open_full
 from helpers.leftovers import children, still_running
 from helpers.own_envs import Cue
 from helpers.runs import REPO
@@ -195,12 +196,12 @@ def standard_error(descriptor):
 @pytest.fixture(params=["full disk", "reader that does not read", "reader that has gone"])
 def takes_nothing(request):
     """Where no output arrives."""
-    reading, writing = os.pipe()
     if request.param == "full disk":
-        os.close(writing)
-        writing = os.open("/dev/full", os.O_WRONLY)
-    else:
-        os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)))
+        with open_full() as full:
+            yield full.fileno()
+        return
+    reading, writing = os.pipe()
+    os.write(writing, bytes(fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)))
     if request.param == "reader that has gone":
         os.close(reading)
         reading = os.open("/dev/null", os.O_RDONLY)

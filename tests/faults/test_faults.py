@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from helpers.full_disk import open_full
 from helpers.runs import REPO, SMALL, read_args, read_rows
 
 from cleanba.envs.envpool import Envs
@@ -270,7 +271,7 @@ def test_output_that_nobody_reads_stops_no_training(tmp_path, start):
 
 
 def test_a_full_disk_under_the_output_stops_no_training(tmp_path, start):
-    with open("/dev/full", "w") as full:
+    with open_full() as full:
         command = start(REPO / "cleanba/cleanba_ppo.py", *SMALL, "--total-timesteps", "128", stdout=full)
     _, errors = command.communicate(timeout=100)
     assert (command.returncode, errors) == (0, "")

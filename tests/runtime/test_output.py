@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 
 import pytest
+from helpers.full_disk import open_full
 from helpers.runs import run_python
 
 from cleanba.runtime import output
@@ -128,7 +129,7 @@ def test_a_reader_of_what_is_only_beside_the_work_may_go(pipe):
 
 
 def test_a_full_disk_is_no_error():
-    with open("/dev/full", "w") as full:
+    with open_full() as full:
         stream = BackgroundStream(full)
         for _ in range(3):
             stream.write("lost\n")

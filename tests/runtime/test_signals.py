@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from helpers.full_disk import open_full
 from helpers.runs import REPO
 
 from cleanba.cli import COMMANDS
@@ -104,7 +105,7 @@ def test_a_later_ctrl_c_leaves_at_once_where_it_cannot_say_so(kind):
     """Ctrl-C also ends the `tee` of `2>&1 | tee log`."""
     with ExitStack() as cleanup:
         if kind == "a full disk":
-            stderr = cleanup.enter_context(open("/dev/full", "w"))
+            stderr = cleanup.enter_context(open_full())
         else:
             reader, stderr = os.pipe()
             cleanup.callback(os.close, stderr)
@@ -196,7 +197,7 @@ def test_a_command_can_be_stopped_while_it_imports(tmp_path, command, name, code
     "command", [[REPO / "cleanba/cleanba_ppo.py"], [*CLEANBA, "ppo"]], ids=["script", "cli"]
 )
 def test_a_command_that_cannot_say_so_is_stopped_too(tmp_path, command):
-    with open("/dev/full", "w") as full:
+    with open_full() as full:
         assert end(start_interrupted_import(tmp_path, command, "SIGINT", full)) == (75, "", None)
 
 

@@ -21,7 +21,7 @@ ENV = EnvSpec(
     "Target",
     {},
     {"constant": ArraySpec((1,), np.dtype(np.float32)), "step": ArraySpec((), np.dtype(np.int32))},
-    ActionSpec("box", (2,), np.dtype(np.float32), low=-1.0, high=1.0),
+    ActionSpec("box", (2,), np.dtype(np.float32), low=(-1.0, -1.0), high=(1.0, 1.0)),
 )
 WEIGHTS = np.ones(2, np.float32)  # of the two numbers in the reward
 LENGTH = 8  # of an episode
