@@ -14,14 +14,14 @@ GAP = "(some output is missing here: nobody read it, or the disk was full)\n"
 
 
 class BackgroundStream:
-    """A text stream whose `write` never waits: a thread writes to the terminal, pipe or file behind it. What
-    nobody reads, and what a full disk refuses, is dropped. Once the reader has gone, `write` raises
+    """A text stream that nobody has to wait for: a thread writes to the terminal, pipe or file behind it.
+    What nobody reads, and what a full disk refuses, is dropped. Once the reader has gone, `write` raises
     BrokenPipeError, or drops that, too. Lines stay whole where several processes write. Everything else is
     that of the stream behind it."""
 
     def __init__(self, stream: TextIO, *, needs_reader: bool = True, patience: float = 0.0):
-        """With `patience`, a line waits so many seconds until it is written, as long as others before it were
-        written in time."""
+        """With `patience`, who writes a line waits up to so many seconds until it is out, unless the line
+        before was not out in time."""
         self._stream, self._descriptor, self._needs_reader = stream, stream.fileno(), needs_reader
         self._patience, self._moves = patience, True
         self._pid = os.getpid()
@@ -57,7 +57,7 @@ class BackgroundStream:
             self.write(line)
 
     def flush(self) -> None:
-        """Does not wait; `drain` does."""
+        """Waits no longer than `patience`; `drain` does."""
         if not self._is_copy():
             with self._changed:
                 self._ready = len(self._waiting)
